@@ -1,0 +1,146 @@
+"""What the scheduler and the executor say to each other: one StepPlan, one StepResult a step.
+
+Both are frozen and self-contained: an executor needs nothing but the plan (and the tensors it
+owns) to run the step, and a simulated one needs no model at all. There is no prefill and no
+decode: a `PlannedRequest` says which known tokens to compute, and whether to sample after
+the last one.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from hotbatch.core.sampling_params import SamplingParams
+
+
+class FinishReason(enum.Enum):
+    STOP = "stop"  # end-of-text, a stop token, or a stop string
+    LENGTH = "length"  # max_tokens or the model's context
+    ABORT = "abort"  # cancelled by the client, or cut at shutdown
+    ERROR = "error"  # the step failed; TokenEvent.error says how
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSpec:
+    """How to sample the token at `position` (0-based within prompt plus output).
+
+    Randomness is counter-based: a function of (`seed`, `position`) alone, so the token
+    depends neither on the batch nor on the order of steps. `history` holds all known tokens
+    (prompt, then output) where the penalties need them, else it is empty; the first
+    `num_prompt` of them are the prompt. `banned` tokens get no probability (end-of-text
+    and stop tokens while `min_tokens` is not reached).
+    """
+
+    params: SamplingParams
+    seed: int
+    position: int
+    num_prompt: int
+    history: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """One request's share of a step.
+
+    `tokens` are computed at positions `start .. start+len(tokens)-1`; the last `num_drafts`
+    of them are guesses to be verified. `block_ids` is the whole block table, covering at
+    least `start + len(tokens)` positions. `sample` is None while the prompt is unfinished.
+    With drafts, the executor samples at each of the last `num_drafts + 1` rows and stops at
+    the first sampled token that differs from the next draft.
+    `prompt_logprobs` asks for the log-probabilities of the *next* prompt token at each row
+    (the number of alternatives; None for no).
+    """
+
+    request_id: str
+    start: int
+    tokens: tuple[int, ...]
+    block_ids: tuple[int, ...]
+    sample: SampleSpec | None = None
+    num_drafts: int = 0
+    prompt_logprobs: int | None = None
+    next_tokens: tuple[int, ...] = ()  # the prompt tokens that follow each row, for the above
+
+    @property
+    def context_len(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """A request that lost its KV blocks in this plan, and why."""
+
+    request_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One ragged forward pass. `copies` are (source, destination) block ids to copy first."""
+
+    step_id: int
+    requests: tuple[PlannedRequest, ...]
+    copies: tuple[tuple[int, int], ...] = ()
+    preempted: tuple[Preemption, ...] = ()
+    paused: tuple[str, ...] = ()
+    predicted_seconds: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(request.tokens) for request in self.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's log-probability under the model (temperature 1, before penalties), its rank
+    (1 is the likeliest), and the `top` alternatives as (token id, logprob), best first."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestResult:
+    """What the step yielded for one planned request, in the plan's order.
+
+    `token_ids` is empty when nothing was sampled; with drafts it holds the accepted drafts
+    and one more. `logprobs` runs parallel to it if asked for. `prompt_logprobs` has one entry
+    a row of `next_tokens`. `error` says why this request (alone) failed.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    step_id: int
+    requests: tuple[RequestResult, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """What a client hears of one request after a step: new tokens, or its end, or both.
+
+    `num_cached` is the count of prompt tokens found in the prefix cache (known from the
+    first event on). `prompt_logprobs` comes whole with the first sampled token; it has
+    len(prompt) - 1 entries, as the first prompt token has no probability.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the token that ended it, if it was one
+    error: str | None = None
+    num_prompt: int = 0
+    num_output: int = 0
+    num_cached: int = 0

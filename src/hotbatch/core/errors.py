@@ -44,3 +44,7 @@ class EngineStoppedError(HotbatchError):
 
 class ModelLoadError(HotbatchError):
     """The model's files are missing, damaged, or of a kind that is not supported."""
+
+
+class OptionError(HotbatchError):
+    """An option has a value that cannot work; `param` is its command-line name (exit code 2)."""

@@ -1,0 +1,302 @@
+"""Every option, declared once.
+
+A field of these two frozen classes is the whole declaration of an option: its name, type,
+default, bounds, help, and where it stands in `--help`. The command line derives from the
+fields (cli.py), and so does the check of values, so that `hotbatch serve` and a Python caller
+get the same names, the same defaults and the same complaints.
+
+Names follow `vllm serve` where the meaning is the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from hotbatch.core.errors import OptionError
+from hotbatch.models.embedded import EMBEDDED_MODEL_NAME
+
+_BYTE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def parse_bytes(text: str | int) -> int:
+    """Read a size such as 512M, 2G, 1.5GiB or 1048576; units are powers of 1024.
+
+    Raises:
+        ValueError: the text is no size; the message says what is.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(text).strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write bytes or a unit, such as 512M or 2G")
+    return int(float(match[1]) * _BYTE_UNITS[match[2].upper()])
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    group: str,
+    low: float | None = None,
+    high: float | None = None,
+    flag: str | None = None,
+    env: str | None = None,
+    metavar: str | None = None,
+    parse: Callable[[str], Any] | None = None,
+    secret: bool = False,
+) -> Any:
+    """Declare one option as a dataclass field.
+
+    `low` and `high` are inclusive bounds, `flag` replaces the name derived from the field
+    (an empty one makes it a positional argument), `env` names an environment variable that
+    is read when the option is not given, `parse` turns the command line's text into a value,
+    `secret` keeps the value out of `repr` and of the help.
+    """
+    metadata = {
+        "help": help,
+        "group": group,
+        "low": low,
+        "high": high,
+        "flag": flag,
+        "env": env,
+        "metavar": metavar,
+        "parse": parse,
+        "secret": secret,
+    }
+    return field(default=default, metadata=metadata, repr=not secret)
+
+
+MODEL, BATCH, MEMORY, SERVER = "Model", "Batching", "KV cache", "Server"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What is served and how it is batched; enough to build an engine.
+
+    Raises:
+        OptionError: a value is out of range or two options contradict each other; `param`
+            and the message name the option.
+    """
+
+    model: str = option(
+        EMBEDDED_MODEL_NAME,
+        "A GGUF file, a folder with safetensors, or a hub id. Without it the embedded "
+        "SmolLM2-135M-Instruct is served (fetched once, 93 MB).",
+        group=MODEL,
+        flag="",
+    )
+    load_format: Literal["auto", "gguf", "safetensors", "dummy"] = option(
+        "auto",
+        "How to read the weights. 'dummy' makes random ones from the model's config, to measure "
+        "the speed of a shape.",
+        group=MODEL,
+    )
+    precision: Literal["auto", "int8", "bf16", "f32"] = option(
+        "auto",
+        "Of the weights in memory. 'auto' is int8 on CPU and bf16 on CUDA.",
+        group=MODEL,
+    )
+    device: Literal["cpu", "cuda"] = option("cpu", "Where the model runs.", group=MODEL)
+    threads: int | None = option(
+        None,
+        "CPU threads of the model; without it, as many as this process may use.",
+        group=MODEL,
+        low=1,
+        high=1024,
+    )
+    seed: int = option(
+        0,
+        "Seeds the requests that bring no seed of their own, and dummy weights.",
+        group=MODEL,
+        low=0,
+        high=2**63 - 1,
+    )
+    chat_template: Path | None = option(
+        None, "A Jinja file that replaces the model's chat template.", group=MODEL
+    )
+    max_model_len: int | None = option(
+        None,
+        "Longest prompt plus output in tokens; without it, the model's own limit, or less if "
+        "the KV cache holds less.",
+        group=MODEL,
+        low=2,
+    )
+    batching: Literal["continuous", "static", "request"] = option(
+        "continuous",
+        "'continuous' lets requests join and leave at every step. 'static' waits for a full "
+        "batch and runs it to the end of its longest member, 'request' runs one at a time: "
+        "both are there to compare with.",
+        group=BATCH,
+    )
+    max_num_seqs: int = option(256, "Most requests in one step.", group=BATCH, low=1, high=65536)
+    max_num_batched_tokens: int | None = option(
+        None,
+        "Most tokens in one step, prompt chunks and decodes together; without it, the "
+        "scheduler's default.",
+        group=BATCH,
+        low=1,
+    )
+    static_batch_size: int | None = option(
+        None,
+        "With --batching static: the size of a full batch; without it, the scheduler's default.",
+        group=BATCH,
+        low=1,
+    )
+    static_batch_timeout: float | None = option(
+        None,
+        "With --batching static: seconds after which a batch runs though it is not full; "
+        "without it, the scheduler's default.",
+        group=BATCH,
+        low=0.0,
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None,
+        "Size of the KV cache, such as 512M or 2G; without it, a quarter of the free memory, "
+        "at most 448M or what one longest request needs.",
+        group=MEMORY,
+        low=1,
+        metavar="BYTES",
+        parse=parse_bytes,
+    )
+    kv_cache_dtype: Literal["auto", "bf16", "f32"] = option(
+        "auto",
+        "Of the keys and values. 'auto' is f32 with --precision f32 and bf16 otherwise.",
+        group=MEMORY,
+    )
+    block_size: int = option(16, "Tokens in a KV block.", group=MEMORY, low=1, high=1024)
+    enable_prefix_caching: bool = option(
+        True, "Reuse the KV blocks of prompts and outputs that begin alike.", group=MEMORY
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.batching != "static":
+            for name in ("static_batch_size", "static_batch_timeout"):
+                if getattr(self, name) is not None:
+                    raise OptionError(
+                        f"{flag_of(name)} needs --batching static, which is "
+                        f"{self.batching!r} here.",
+                        param=flag_of(name),
+                    )
+        if self.static_batch_size is not None and self.static_batch_size > self.max_num_seqs:
+            raise OptionError(
+                f"--static-batch-size {self.static_batch_size} exceeds --max-num-seqs "
+                f"{self.max_num_seqs}.",
+                param="--static-batch-size",
+            )
+        if self.max_num_batched_tokens is not None and (
+            self.max_num_batched_tokens < self.max_num_seqs
+        ):
+            raise OptionError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} is less than "
+                f"--max-num-seqs {self.max_num_seqs}: a step must hold a token of each. "
+                "Raise the first or lower the second.",
+                param="--max-num-batched-tokens",
+            )
+        if self.chat_template is not None and not self.chat_template.is_file():
+            raise OptionError(
+                f"--chat-template {self.chat_template}: there is no such file.",
+                param="--chat-template",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Where the server listens and whom it answers.
+
+    Raises:
+        OptionError: a value is out of range; `param` and the message name the option.
+    """
+
+    host: str = option(
+        "127.0.0.1", "Address to listen on; 0.0.0.0 is every one of this machine.", group=SERVER
+    )
+    port: int = option(
+        8000, "Port to listen on; 0 takes a free one.", group=SERVER, low=0, high=65535
+    )
+    served_model_name: tuple[str, ...] = option(
+        (),
+        "The name clients ask for; may be repeated. Without it, the model's own name.",
+        group=SERVER,
+        metavar="NAME",
+    )
+    api_key: tuple[str, ...] = option(
+        (),
+        "Clients must bring this key as a bearer token; may be repeated. Without it, anyone "
+        "who reaches the port is answered.",
+        group=SERVER,
+        env="HOTBATCH_API_KEY",
+        metavar="KEY",
+        secret=True,
+    )
+    shutdown_grace: float = option(
+        10.0,
+        "Seconds that running requests get to finish at shutdown.",
+        group=SERVER,
+        low=0.0,
+        metavar="SECONDS",
+    )
+    max_body_bytes: int = option(
+        16 * 2**20,
+        "Larger request bodies are refused.",
+        group=SERVER,
+        low=1024,
+        metavar="BYTES",
+        parse=parse_bytes,
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "How much the server says.", group=SERVER
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("served_model_name", "api_key"):
+            if any(not value.strip() for value in getattr(self, name)):
+                raise OptionError(f"{flag_of(name)} must not be empty.", param=flag_of(name))
+
+
+def flag_of(name: str) -> str:
+    """The command-line spelling of a field: max_num_seqs becomes --max-num-seqs."""
+    return "--" + name.replace("_", "-")
+
+
+def check_fields(options: Any) -> None:
+    """Check each field's type, choices and bounds.
+
+    Raises:
+        OptionError: names the option, the value and what it may be.
+    """
+    hints = get_type_hints(type(options))
+    for item in dataclasses.fields(options):
+        _check_value(item, hints[item.name], getattr(options, item.name))
+
+
+def _check_value(item: dataclasses.Field[Any], hint: Any, value: Any) -> None:
+    if value is None and type(None) in get_args(hint):
+        return
+    name = "MODEL" if item.metadata["flag"] == "" else flag_of(item.name)
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            choices = ", ".join(get_args(hint))
+            raise OptionError(f"{name} must be one of {choices}; got {value!r}.", param=name)
+        return
+    if not _fits(value, hint):
+        raise OptionError(f"{name} cannot be {value!r}.", param=name)
+    low, high = item.metadata["low"], item.metadata["high"]
+    if low is not None and not low <= value:  # written so that NaN fails too
+        raise OptionError(f"{name} must be at least {low}; got {value}.", param=name)
+    if high is not None and not value <= high:
+        raise OptionError(f"{name} must be at most {high}; got {value}.", param=name)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """True if `value` is of the annotated type, as far as options use types."""
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(part, get_args(hint)[0]) for part in value)
+    kinds = tuple(kind for kind in get_args(hint) if kind is not type(None)) or (hint,)
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, (int, float) if float in kinds else kinds)

@@ -1,0 +1,3 @@
+#define HB_ISA avx512vnni
+#define HB_ISA_NAME "avx512vnni"
+#include "csrc/isa_tables.inc"

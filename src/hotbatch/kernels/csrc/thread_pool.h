@@ -1,0 +1,70 @@
+// A pool for many tiny parallel loops in a row: one step of a model has some three hundred.
+//
+// The calling thread takes part. A loop is handed out in small pieces from one atomic counter,
+// and it is over when all pieces are done, not when all threads have arrived: a thread whose
+// core is busy with something else (an HTTP request, another process) simply takes fewer
+// pieces. Between steps the workers sleep; within a step they spin, then yield.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace hotbatch {
+
+class ThreadPool {
+ public:
+  // `threads` counts the caller, so 1 means no workers.
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // Workers are awake between begin() and end(); calls nest no deeper than one.
+  void begin();
+  void end();
+
+  // Runs body(piece, thread) for every piece in [0, pieces); thread is in [0, size()).
+  // Only valid between begin() and end(). `body` must not throw.
+  template <class Body>
+  void parallel(int pieces, const Body& body) {
+    if (pieces <= 0) return;
+    if (pieces == 1 || workers_.empty()) {
+      for (int piece = 0; piece < pieces; ++piece) body(piece, 0);
+      return;
+    }
+    run(pieces, [](const void* context, int piece, int thread) {
+      (*static_cast<const Body*>(context))(piece, thread);
+    }, &body);
+  }
+
+ private:
+  using Function = void (*)(const void*, int, int);
+  void run(int pieces, Function function, const void* context);
+  void work(int thread);
+  bool take_one(int thread);
+
+  // A ticket is epoch, number of pieces and next piece in one word, so that a thread that
+  // comes late can tell from its ticket alone that nothing is left for it. The function is
+  // read only by holders of a valid piece, during which the caller cannot move on.
+  static constexpr int kBits = 20;
+  static constexpr uint64_t kMask = (uint64_t{1} << kBits) - 1;
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<int> done_{0};
+  alignas(64) Function function_ = nullptr;
+  const void* context_ = nullptr;
+  uint64_t epoch_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::atomic<bool> awake_{false};
+  bool stopping_ = false;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace hotbatch

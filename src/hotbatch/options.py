@@ -42,7 +42,6 @@ def option(
     group: str,
     low: float | None = None,
     high: float | None = None,
-    flag: str | None = None,
     env: str | None = None,
     metavar: str | None = None,
     parse: Callable[[str], Any] | None = None,
@@ -50,17 +49,15 @@ def option(
 ) -> Any:
     """Declare one option as a dataclass field.
 
-    `low` and `high` are inclusive bounds, `flag` replaces the name derived from the field
-    (an empty one makes it a positional argument), `env` names an environment variable that
-    is read when the option is not given, `parse` turns the command line's text into a value,
-    `secret` keeps the value out of `repr` and of the help.
+    `low` and `high` are inclusive bounds, `env` names an environment variable that is read
+    when the option is not given, `parse` turns the command line's text into a value (raising
+    ValueError), `secret` keeps the value out of `repr` and of the help.
     """
     metadata = {
         "help": help,
         "group": group,
         "low": low,
         "high": high,
-        "flag": flag,
         "env": env,
         "metavar": metavar,
         "parse": parse,
@@ -86,7 +83,6 @@ class EngineOptions:
         "A GGUF file, a folder with safetensors, or a hub id. Without it the embedded "
         "SmolLM2-135M-Instruct is served (fetched once, 93 MB).",
         group=MODEL,
-        flag="",
     )
     load_format: Literal["auto", "gguf", "safetensors", "dummy"] = option(
         "auto",
@@ -277,7 +273,7 @@ def check_fields(options: Any) -> None:
 def _check_value(item: dataclasses.Field[Any], hint: Any, value: Any) -> None:
     if value is None and type(None) in get_args(hint):
         return
-    name = "MODEL" if item.metadata["flag"] == "" else flag_of(item.name)
+    name = flag_of(item.name)
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             choices = ", ".join(get_args(hint))

@@ -21,7 +21,6 @@ ARCHITECTURES = (
 )
 _GGUF_ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }

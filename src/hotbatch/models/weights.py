@@ -6,6 +6,7 @@ is copied before that. numpy only: the CPU serving path must not load torch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +45,8 @@ class RawTensor:
 
     @property
     def num_bytes(self) -> int:
-        return int(self.stored.nbytes)
+        """Bytes of `data`."""
+        return math.prod(self.shape[:-1]) * int(self.stored.shape[1])
 
     def to_f32(self) -> FloatArray:
         """The decoded tensor, f32 of `shape`. Raises ModelLoadError for an unknown dtype."""
@@ -128,6 +130,18 @@ class LlamaWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: FloatArray
     head: LinearWeight
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all matrices in their file format, a shared head counted once."""
+        linears = [
+            linear
+            for layer in self.layers
+            for linear in (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
+        ]
+        if not self.head_is_embedding:
+            linears.append(self.head)
+        return self.embedding.num_bytes + sum(linear.num_bytes for linear in linears)
 
     @property
     def head_is_embedding(self) -> bool:

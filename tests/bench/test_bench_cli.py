@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_openai_server import FakeServer, running
+from typer.testing import CliRunner, Result
+
+from hotbatch.bench.cli import app, parse_goodput
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    """A fake server in a thread: the command runs its own event loop in this one."""
+    fake = FakeServer()
+    loop = asyncio.new_event_loop()
+    is_up = threading.Event()
+    stop = asyncio.Event()
+
+    async def main() -> None:
+        async with running(fake):
+            is_up.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
+    thread.start()
+    assert is_up.wait(10)
+    yield fake
+    loop.call_soon_threadsafe(stop.set)
+    thread.join()
+    loop.close()
+
+
+def bench(server: FakeServer, *options: str) -> Result:
+    return CliRunner().invoke(app, ["serve", "--base-url", server.base_url, *options])
+
+
+def test_command_prints_the_banner_and_saves_the_figures(server: FakeServer, tmp_path: Path):
+    result = bench(
+        server, "--num-prompts", "5", "--random-input-len", "4", "--random-output-len", "3",
+        "--max-concurrency", "2", "--warmup", "2", "--metadata", "machine=here", "--save-result",
+        "--result-dir", str(tmp_path), "--result-filename", "out.json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "Serving Benchmark Result" in result.output
+    saved = json.loads((tmp_path / "out.json").read_text())
+    assert saved["completed"] == 5
+    assert saved["total_input_tokens"] == 20
+    assert saved["total_output_tokens"] == 15
+    assert saved["model_id"] == "fake-model"
+    assert saved["request_rate"] == "inf"
+    assert saved["machine"] == "here"
+    assert "ttfts" not in saved
+    assert len(server.bodies) == 1 + 2 + 5  # the trial, the warm-up, the run
+
+
+def test_details_are_saved_on_demand(server: FakeServer, tmp_path: Path):
+    bench(
+        server, "--num-prompts", "3", "--random-output-len", "2", "--save-detailed",
+        "--result-dir", str(tmp_path), "--result-filename", "out.json",
+    )  # fmt: skip
+    saved = json.loads((tmp_path / "out.json").read_text())
+    assert len(saved["ttfts"]) == 3
+    assert [len(gaps) for gaps in saved["itls"]] == [1, 1, 1]
+
+
+def test_chat_endpoint_gets_text(server: FakeServer):
+    result = bench(server, "--endpoint", "/v1/chat/completions", "--num-prompts", "2")
+    assert result.exit_code == 0, result.output
+    assert isinstance(server.bodies[-1]["messages"][0]["content"], str)
+
+
+def test_a_server_that_refuses_ends_the_command_with_its_word(server: FakeServer):
+    server.fail_every = 1
+    result = bench(server, "--num-prompts", "2", "--ready-check-timeout-sec", "0")
+    assert result.exit_code == 1
+    assert "scripted fault" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--goodput", "speed:3"], "--goodput"),
+        (["--metric-percentiles", "200"], "--metric-percentiles"),
+        (["--percentile-metrics", "nonsense"], "nonsense"),
+        (["--extra-body", "[1]"], "--extra-body"),
+        (["--metadata", "oops"], "--metadata"),
+        (["--token-range", "5", "5"], "--token-range"),
+        (["--request-rate", "0"], "request_rate"),
+        (["--endpoint", "/v1/chat/completions", "--prompt-kind", "tokens"], "--prompt-kind"),
+    ],
+)
+def test_bad_options_are_named(options: list[str], complaint: str):
+    result = CliRunner().invoke(app, ["serve", *options], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert complaint in result.output
+
+
+def test_goodput_limits_are_parsed():
+    assert parse_goodput(["ttft:500 tpot:50", "e2el:9"]) == {"ttft": 500, "tpot": 50, "e2el": 9}

@@ -1,0 +1,25 @@
+"""The simulator: a virtual clock and a machine without a model, for exact and fast tests.
+
+Public testing aids: whoever builds on the core, the engine or the server can test against
+them. `Simulation` runs the real scheduler, the one and only, against a `SimulatedExecutor`
+that checks every KV block it reads.
+"""
+
+from hotbatch.simulator.clock import VirtualClock
+from hotbatch.simulator.executor import SimulatedExecutor, SimulatedFailure
+from hotbatch.simulator.simulation import Outcome, Simulation, SimulationStuckError
+from hotbatch.simulator.step_time import ConstantStepTime, RooflineStepTime, StepTime
+from hotbatch.simulator.token_model import TokenModel
+
+__all__ = [
+    "ConstantStepTime",
+    "Outcome",
+    "RooflineStepTime",
+    "SimulatedExecutor",
+    "SimulatedFailure",
+    "Simulation",
+    "SimulationStuckError",
+    "StepTime",
+    "TokenModel",
+    "VirtualClock",
+]

@@ -1,0 +1,167 @@
+"""Which KV blocks a request holds: placing it on a computed prefix, growing, letting go.
+
+Joins the block pool and the prefix cache. A request that enters is placed on the longest
+prefix whose KV exists already: full blocks are shared, and where its first own token falls
+into a shared block (the whole prompt was found, or a sibling's last block is part full), the
+block is copied first, so that no request ever writes into a block that another one reads.
+At least one token is always left to compute, as its logits are needed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hotbatch.core.block_pool import BlockPool
+from hotbatch.core.config import SchedulerConfig
+from hotbatch.core.prefix_cache import PrefixCache, extend_block_keys
+from hotbatch.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedPrefix:
+    """`num_tokens` computed tokens: `shared` full blocks, and part of `copy_source`, if any."""
+
+    shared: tuple[int, ...] = ()
+    copy_source: int | None = None
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A request has its blocks; `copy` is the (source, destination) to copy before the step.
+
+    The source carries one more reference, to be dropped when the step is committed.
+    """
+
+    copy: tuple[int, int] | None
+
+
+class KvCache:
+    """All KV blocks of one scheduler."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.block_size = config.block_size
+        self.enable_prefix_caching = config.enable_prefix_caching
+        self.prefix_cache = PrefixCache(config.block_size)
+        self.pool = BlockPool(config.num_blocks, on_reclaim=self.prefix_cache.forget)
+        self.query_tokens = 0
+        self.hit_tokens = 0
+
+    def place(
+        self, request: Request, prompt_owner: Request | None, keep_free: int
+    ) -> Placement | None:
+        """Give blocks for all known tokens, on the longest computed prefix there is.
+
+        Args:
+            prompt_owner: a running request that has computed the same prompt.
+            keep_free: blocks that must be left available.
+
+        Returns:
+            None, and nothing changed, if there are too few blocks.
+        """
+        prefix = self._find_prefix(request, prompt_owner)
+        if not self._fits(request, prefix, keep_free):
+            if prefix.copy_source is None:
+                return None
+            # Recomputing the part of a block needs one block less than copying it.
+            prefix = self._without_copy(prefix)
+            if not self._fits(request, prefix, keep_free):
+                return None
+        return self._take(request, prefix)
+
+    def grow(self, request: Request, num_tokens: int) -> bool:
+        """Extend the block table to hold `num_tokens`; False if there are too few blocks."""
+        missing = -(-num_tokens // self.block_size) - len(request.block_table)
+        if missing <= 0:
+            return True
+        if missing > self.pool.num_available:
+            return False
+        request.block_table += self.pool.allocate(missing)
+        request.capacity = len(request.block_table) * self.block_size
+        return True
+
+    def release(self, request: Request) -> None:
+        """Take all blocks back; what the prefix cache knows stays findable."""
+        self.pool.release(request.block_table)
+        request.block_table = ()
+        request.capacity = 0
+        request.num_indexed = 0
+
+    def index(self, request: Request) -> None:
+        """Make the blocks that are full and committed findable by content."""
+        num_full = request.num_committed // self.block_size
+        if num_full <= request.num_indexed or not self.enable_prefix_caching:
+            return
+        keys = extend_block_keys(request, num_full, self.block_size)
+        for index in range(request.num_indexed, num_full):
+            block = request.block_table[index]
+            if self.prefix_cache.enter(keys[index], block):
+                self.pool.keep(block)
+        request.num_indexed = num_full
+
+    def check_integrity(self, holders: Iterable[Request], held: Sequence[int]) -> None:
+        """Assert that every block is in one state.
+
+        Args:
+            holders: all requests that may hold blocks.
+            held: the sources of copies whose steps are not committed.
+        """
+        references = Counter(held)
+        for request in holders:
+            assert len(set(request.block_table)) == len(request.block_table), (
+                f"{request!r} has a block twice"
+            )
+            assert request.capacity == len(request.block_table) * self.block_size
+            references.update(request.block_table)
+        self.prefix_cache.check_integrity()
+        self.pool.check_integrity(references, self.prefix_cache.blocks)
+
+    def _find_prefix(self, request: Request, prompt_owner: Request | None) -> ComputedPrefix:
+        if request.num_output == 0:
+            if request.params.prompt_logprobs is not None:
+                return ComputedPrefix()  # every row of the prompt has to be computed
+            if prompt_owner is not None:
+                return self._prefix_in(prompt_owner.block_table, request.num_prompt - 1)
+        if not self.enable_prefix_caching:
+            return ComputedPrefix()
+        blocks = self.prefix_cache.match(request)
+        num_found = len(blocks) * self.block_size
+        return self._prefix_in(blocks, min(num_found, len(request.tokens) - 1))
+
+    def _prefix_in(self, blocks: Sequence[int], num_tokens: int) -> ComputedPrefix:
+        num_full, part = divmod(num_tokens, self.block_size)
+        source = blocks[num_full] if part else None
+        return ComputedPrefix(tuple(blocks[:num_full]), source, num_tokens)
+
+    def _without_copy(self, prefix: ComputedPrefix) -> ComputedPrefix:
+        return ComputedPrefix(prefix.shared, None, len(prefix.shared) * self.block_size)
+
+    def _num_missing(self, request: Request, prefix: ComputedPrefix) -> int:
+        return -(-len(request.tokens) // self.block_size) - len(prefix.shared)
+
+    def _fits(self, request: Request, prefix: ComputedPrefix, keep_free: int) -> bool:
+        revived = self.pool.num_unreferenced(prefix.shared)
+        if prefix.copy_source is not None:
+            revived += self.pool.num_unreferenced((prefix.copy_source,))
+        taken = revived + self._num_missing(request, prefix)
+        return self.pool.num_available - taken >= keep_free
+
+    def _take(self, request: Request, prefix: ComputedPrefix) -> Placement:
+        # First retain, so that allocation cannot reclaim what is about to be shared.
+        self.pool.retain(prefix.shared)
+        if prefix.copy_source is not None:
+            self.pool.retain((prefix.copy_source,))
+        own = self.pool.allocate(self._num_missing(request, prefix))
+        request.block_table = prefix.shared + own
+        request.capacity = len(request.block_table) * self.block_size
+        request.num_computed = request.num_committed = prefix.num_tokens
+        request.num_indexed = len(prefix.shared) if self.enable_prefix_caching else 0
+        if request.num_cached is None:
+            request.num_cached = prefix.num_tokens
+            self.query_tokens += request.num_prompt
+            self.hit_tokens += prefix.num_tokens
+        if prefix.copy_source is None:
+            return Placement(None)
+        return Placement((prefix.copy_source, own[0]))

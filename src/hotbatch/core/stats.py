@@ -1,0 +1,33 @@
+"""What the scheduler tells about itself: gauges of the moment and counters since the start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Requests by state, blocks by state, and counters that only grow.
+
+    `blocks_cached` are unreferenced but findable; `blocks_free` are empty; together with
+    `blocks_used` they sum to `blocks_total`. `prefix_query_tokens` counts the prompt tokens
+    of admitted requests that asked the cache, `prefix_hit_tokens` those it had.
+    """
+
+    num_running: int
+    num_waiting: int
+    blocks_total: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_used: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    preemptions: int
+    steps: int
+    prompt_tokens: int  # of requests whose first token was sampled
+    generated_tokens: int
+
+    @property
+    def block_usage(self) -> float:
+        """Share of the pool in use, 0 to 1."""
+        return self.blocks_used / self.blocks_total

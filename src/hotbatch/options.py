@@ -66,7 +66,8 @@ def option(
     return field(default=default, metadata=metadata, repr=not secret)
 
 
-MODEL, BATCH, MEMORY, SERVER = "Model", "Batching", "KV cache", "Server"
+MODEL, BATCH, MEMORY, REUSE = "Model", "Batching", "KV cache", "Reuse"
+SERVER = "Server"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,7 @@ class EngineOptions:
         "A GGUF file, a folder with safetensors, or a hub id. Without it the embedded "
         "SmolLM2-135M-Instruct is served (fetched once, 93 MB).",
         group=MODEL,
+        metavar="MODEL",
     )
     load_format: Literal["auto", "gguf", "safetensors", "dummy"] = option(
         "auto",
@@ -130,28 +132,30 @@ class EngineOptions:
     max_num_seqs: int = option(256, "Most requests in one step.", group=BATCH, low=1, high=65536)
     max_num_batched_tokens: int | None = option(
         None,
-        "Most tokens in one step, prompt chunks and decodes together; without it, the "
-        "scheduler's default.",
+        "Most tokens in one step, prompt chunks and decodes together; without it, 512 on CPU "
+        "and 2048 on CUDA, or --max-num-seqs if that is more.",
         group=BATCH,
         low=1,
     )
     static_batch_size: int | None = option(
         None,
-        "With --batching static: the size of a full batch; without it, the scheduler's default.",
+        "With --batching static: the size of a full batch; without it, 16, or --max-num-seqs if "
+        "that is less.",
         group=BATCH,
         low=1,
     )
     static_batch_timeout: float | None = option(
         None,
         "With --batching static: seconds after which a batch runs though it is not full; "
-        "without it, the scheduler's default.",
+        "without it, 0.1.",
         group=BATCH,
         low=0.0,
+        metavar="SECONDS",
     )
     kv_cache_memory_bytes: int | None = option(
         None,
-        "Size of the KV cache, such as 512M or 2G; without it, a quarter of the free memory, "
-        "at most 448M or what one longest request needs.",
+        "Size of the KV cache, such as 512M or 2G; without it, what two of the longest requests "
+        "need but at least 448M, and at most a quarter of the free memory.",
         group=MEMORY,
         low=1,
         metavar="BYTES",
@@ -164,7 +168,10 @@ class EngineOptions:
     )
     block_size: int = option(16, "Tokens in a KV block.", group=MEMORY, low=1, high=1024)
     enable_prefix_caching: bool = option(
-        True, "Reuse the KV blocks of prompts and outputs that begin alike.", group=MEMORY
+        True,
+        "Keep the KV blocks of prompts and answers for those that begin alike. On by default; "
+        "--no-enable-prefix-caching turns it off.",
+        group=REUSE,
     )
 
     def __post_init__(self) -> None:
@@ -208,7 +215,10 @@ class ServerOptions:
     """
 
     host: str = option(
-        "127.0.0.1", "Address to listen on; 0.0.0.0 is every one of this machine.", group=SERVER
+        "127.0.0.1",
+        "Address to listen on; 0.0.0.0 is every one of this machine.",
+        group=SERVER,
+        metavar="HOST",
     )
     port: int = option(
         8000, "Port to listen on; 0 takes a free one.", group=SERVER, low=0, high=65535

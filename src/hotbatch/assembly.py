@@ -1,0 +1,202 @@
+"""Joins the rooms into something that serves: options in, an engine with its text parts out.
+
+The only place that knows all of them. Server, command line and the Python interface each get
+an Assembly and add nothing but their own door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hotbatch.core.config import SchedulerConfig
+from hotbatch.core.errors import ModelLoadError, OptionError
+from hotbatch.core.scheduler import Scheduler
+from hotbatch.engine.engine import Engine
+from hotbatch.engine.protocol import Executor, ExecutorInfo
+from hotbatch.executor.kv_sizing import default_kv_bytes, free_memory_bytes
+from hotbatch.models.embedded import EMBEDDED_MODEL_NAME, embedded_model_path
+from hotbatch.models.loader import LoadedModel, load_model
+from hotbatch.options import EngineOptions
+from hotbatch.text import ChatTemplate, Tokenizer
+from hotbatch.text.made_up import made_up_tokenizer
+
+if TYPE_CHECKING:
+    from hotbatch.models.config import ModelConfig
+
+Report = Callable[[str, int, int], None]
+"""Told (what is going on, done so far, in all) while parts are fetched and loaded."""
+
+# Tokens in a step when nobody says. On CPU the step of a full budget is what a decoding client
+# waits through when a long prompt arrives beside it; a GPU computes four times as many sooner.
+_DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
+_STATIC_BATCH_SIZE = 16
+_STATIC_BATCH_TIMEOUT = 0.1  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A loaded model behind an engine that has not been started.
+
+    `name` is the model's own; `eos_token_ids` end an answer; `chat_template` is None for a
+    model without one; `generation_defaults` are the sampling settings that its makers
+    recommend, by parameter name. Whoever starts `engine` stops it; `close` is for all others.
+    """
+
+    options: EngineOptions
+    name: str
+    engine: Engine
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    eos_token_ids: frozenset[int]
+    generation_defaults: Mapping[str, float]
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self.engine.info
+
+    def close(self) -> None:
+        """Stop the engine at once and free the model. Idempotent."""
+        self.engine.stop()
+
+
+def assemble(options: EngineOptions, report: Report | None = None) -> Assembly:
+    """Load the model and join the parts.
+
+    Raises:
+        ModelLoadError: the model cannot be found, fetched or read.
+        OptionError: an option does not fit the model or the machine.
+    """
+    model = _load(options, report)
+    tokenizer = _tokenizer(model)
+    template = _chat_template(options, model, tokenizer)
+    executor = _executor(options, model, report)
+    scheduler = Scheduler(_scheduler_config(options, executor.info))
+    return Assembly(
+        options=options,
+        name=model.name,
+        engine=Engine(scheduler, executor),
+        tokenizer=tokenizer,
+        chat_template=template,
+        eos_token_ids=frozenset(model.eos_token_ids) | tokenizer.eos_token_ids,
+        generation_defaults=dict(model.generation_defaults),
+    )
+
+
+# ---- model and text
+
+
+def _load(options: EngineOptions, report: Report | None) -> LoadedModel:
+    def progress(done: int, total: int) -> None:
+        if report is not None:
+            report(f"Fetching {options.model}", done, total)
+
+    if options.model == EMBEDDED_MODEL_NAME and not Path(options.model).exists():
+        path = embedded_model_path(progress)
+        loaded = load_model(path, options.load_format, seed=options.seed)
+        return replace(loaded, name=EMBEDDED_MODEL_NAME)
+    return load_model(options.model, options.load_format, seed=options.seed, progress=progress)
+
+
+def _tokenizer(model: LoadedModel) -> Tokenizer:
+    source = model.tokenizer_source
+    if source is None:
+        return made_up_tokenizer(model.config.vocab_size)
+    return Tokenizer.from_folder(source) if source.is_dir() else Tokenizer.from_gguf(source)
+
+
+def _chat_template(
+    options: EngineOptions, model: LoadedModel, tokenizer: Tokenizer
+) -> ChatTemplate | None:
+    source = model.chat_template or tokenizer.chat_template
+    if options.chat_template is not None:
+        source = options.chat_template.read_text(encoding="utf-8")
+    return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+
+
+# ---- executor and scheduler
+
+
+def _executor(options: EngineOptions, model: LoadedModel, report: Report | None) -> Executor:
+    arguments: dict[str, Any] = {
+        "precision": options.precision,
+        "block_size": options.block_size,
+        "max_model_len": _max_model_len(options, model.config),
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": _batched_tokens(options),
+        "kv_cache_bytes": _kv_bytes(options, model.config),
+        "kv_cache_dtype": options.kv_cache_dtype,
+    }
+    if options.device == "cuda":
+        return _torch_executor(model, arguments)
+    from hotbatch.executor.cpu_executor import CpuExecutor
+
+    return CpuExecutor(model, threads=options.threads, **arguments)
+
+
+def _torch_executor(model: LoadedModel, arguments: dict[str, Any]) -> Executor:
+    try:
+        from hotbatch.executor.torch_executor import TorchExecutor
+    except ModuleNotFoundError as error:
+        raise OptionError(
+            f"--device cuda needs torch, which is not installed ({error}): "
+            "pip install 'hotbatch[cuda]', or make setup.",
+            param="--device",
+        ) from error
+    return TorchExecutor(model, device="cuda", **arguments)
+
+
+def _max_model_len(options: EngineOptions, config: ModelConfig) -> int:
+    """The longest prompt plus output: what is asked for, within what the model was made for."""
+    most = config.max_position_embeddings
+    if options.max_model_len is not None and options.max_model_len > most:
+        raise OptionError(
+            f"--max-model-len {options.max_model_len} exceeds the {most} positions that "
+            "the model was made for.",
+            param="--max-model-len",
+        )
+    return options.max_model_len or most
+
+
+def _batched_tokens(options: EngineOptions) -> int:
+    default = max(_DEFAULT_BATCHED_TOKENS[options.device], options.max_num_seqs)
+    return options.max_num_batched_tokens or default
+
+
+def _kv_bytes(options: EngineOptions, config: ModelConfig) -> int:
+    if options.kv_cache_memory_bytes is not None:
+        return options.kv_cache_memory_bytes
+    precise = options.kv_cache_dtype == "f32" or (
+        options.kv_cache_dtype == "auto" and options.precision == "f32"
+    )
+    per_token = 2 * config.num_layers * config.kv_size * (4 if precise else 2)
+    longest = options.max_model_len or config.max_position_embeddings
+    return default_kv_bytes(_free_bytes(options.device), per_token, longest)
+
+
+def _free_bytes(device: str) -> int:
+    if device == "cpu":
+        return free_memory_bytes()
+    import torch
+
+    free: int = torch.cuda.mem_get_info()[0]
+    return free
+
+
+def _scheduler_config(options: EngineOptions, info: ExecutorInfo) -> SchedulerConfig:
+    timeout = options.static_batch_timeout
+    return SchedulerConfig(
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        max_model_len=info.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=_batched_tokens(options),
+        batching=options.batching,
+        static_batch_size=options.static_batch_size
+        or min(_STATIC_BATCH_SIZE, options.max_num_seqs),
+        static_timeout=_STATIC_BATCH_TIMEOUT if timeout is None else timeout,
+        enable_prefix_caching=options.enable_prefix_caching,
+        vocab_size=info.vocab_size,
+    )

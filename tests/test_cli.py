@@ -1,0 +1,161 @@
+"""The command line: what it derives from the options, and what a person gets to see."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from hotbatch import __version__, cli
+from hotbatch.core.errors import ModelLoadError
+from hotbatch.options import EngineOptions, ServerOptions, flag_of
+
+
+class Cli:
+    """Runs the command line in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        self._monkeypatch.setattr(sys, "argv", ["hotbatch", *arguments])
+        self._monkeypatch.setenv("COLUMNS", "160")
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        out, err = self._capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return left.value.code, out, err
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(monkeypatch, capsys)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineOptions, ServerOptions]]:
+    """Replaces loading and serving; holds the options that would have been served."""
+    seen: list[tuple[EngineOptions, ServerOptions]] = []
+
+    @contextmanager
+    def assembled(options: EngineOptions, console: Any) -> Iterator[EngineOptions]:
+        yield options
+
+    def serve_it(assembly: Any, options: ServerOptions, **_: Any) -> None:
+        seen.append((assembly, options))
+
+    monkeypatch.setattr(cli, "_assembled", assembled)
+    monkeypatch.setattr(cli, "_run_server", serve_it)
+    return seen
+
+
+def test_without_arguments_the_defaults_are_those_of_the_options(
+    run: Cli, served: list[tuple[EngineOptions, ServerOptions]]
+) -> None:
+    assert run("serve")[0] == 0
+    assert served == [(EngineOptions(), ServerOptions())]
+
+
+def test_every_kind_of_option_arrives(
+    run: Cli, served: list[tuple[EngineOptions, ServerOptions]]
+) -> None:
+    code, _, err = run(
+        *("serve", "some/model", "--threads", "3", "--precision", "bf16"),
+        *("--kv-cache-memory-bytes", "2G", "--no-enable-prefix-caching"),
+        *("--batching", "static", "--static-batch-size", "4", "--static-batch-timeout", "0.5"),
+        *("--port", "0", "--api-key", "a", "--api-key", "b", "--max-body-bytes", "1M"),
+    )
+    assert (code, err) == (0, "")
+    [(engine, server)] = served
+    assert engine == EngineOptions(
+        model="some/model",
+        threads=3,
+        precision="bf16",
+        kv_cache_memory_bytes=2 * 2**30,
+        enable_prefix_caching=False,
+        batching="static",
+        static_batch_size=4,
+        static_batch_timeout=0.5,
+    )
+    assert server == ServerOptions(port=0, api_key=("a", "b"), max_body_bytes=2**20)
+
+
+def test_keys_from_the_environment(
+    run: Cli,
+    served: list[tuple[EngineOptions, ServerOptions]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOTBATCH_API_KEY", "one two")
+    run("serve")
+    assert served[0][1].api_key == ("one", "two")
+
+
+def test_help_lists_every_option(run: Cli) -> None:
+    code, out, _ = run("serve", "--help")
+    assert code == 0
+    for kind in (EngineOptions, ServerOptions):
+        for item in dataclasses.fields(kind):
+            assert item.name == "model" or flag_of(item.name) in out
+    assert "[MODEL]" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["serve", "--port", "70000"], "--port"),
+        (["serve", "--port", "x"], "--port"),
+        (["serve", "--threads", "0"], "--threads"),
+        (["serve", "--precision", "fp4"], "--precision"),
+        (["serve", "--kv-cache-memory-bytes", "lots"], "--kv-cache-memory-bytes"),
+        (["serve", "--static-batch-size", "4"], "--static-batch-size"),
+        (["serve", "--chat-template", "/nowhere.jinja"], "--chat-template"),
+        (["serve", "--no-such-option"], "--no-such-option"),
+        (["serve", "one", "two"], "two"),
+        (["generate"], "PROMPT"),
+        (["generate", "--max-tokens", "0", "Hi"], "max_tokens"),
+        (["chat", "--url", "http://127.0.0.1:1", "--temperature", "-1"], "temperature"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_bad_arguments_end_in_one_line(run: Cli, arguments: list[str], named: str) -> None:
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("hotbatch: error: ")
+    assert named in err
+    assert err.count("\n") == 1
+
+
+def test_other_faults_end_in_one_line_too(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ModelLoadError("No such\nmodel.")
+
+    monkeypatch.setattr(cli, "_assembled", fail)
+    assert run("serve") == (1, "", "hotbatch: error: No such model.\n")
+
+
+def test_ctrl_c_is_no_traceback(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_assembled", interrupt)
+    code, _, err = run("serve")
+    assert code == 130
+    assert "Traceback" not in err
+
+
+def test_version(run: Cli) -> None:
+    assert run("version") == (0, f"{__version__}\n", "")
+
+
+def test_without_a_command_there_is_help(run: Cli) -> None:
+    code, out, err = run()
+    assert code == 2
+    assert all(name in out for name in ("serve", "chat", "generate", "bench", "version"))
+    assert err == ""

@@ -1,0 +1,96 @@
+"""Options: declared once, checked by name, the same from Python and from the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotbatch.core.errors import OptionError
+from hotbatch.options import EngineOptions, ServerOptions, flag_of, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1048576", 2**20),
+        ("512M", 512 * 2**20),
+        ("512mib", 512 * 2**20),
+        ("2G", 2 * 2**30),
+        ("1.5GB", 3 * 2**29),
+        (" 4 k", 4096),
+        (7, 7),
+    ],
+)
+def test_sizes(text: str | int, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1", "1X", "1e9", "two"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="512M"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "flag"),
+    [
+        (EngineOptions, {"threads": 0}, "--threads"),
+        (EngineOptions, {"threads": True}, "--threads"),
+        (EngineOptions, {"batching": "dynamic"}, "--batching"),
+        (EngineOptions, {"precision": "fp4"}, "--precision"),
+        (EngineOptions, {"max_num_seqs": "8"}, "--max-num-seqs"),
+        (EngineOptions, {"max_num_seqs": 0}, "--max-num-seqs"),
+        (EngineOptions, {"max_model_len": 1}, "--max-model-len"),
+        (EngineOptions, {"kv_cache_memory_bytes": 0}, "--kv-cache-memory-bytes"),
+        (EngineOptions, {"static_batch_size": 4}, "--static-batch-size"),
+        (EngineOptions, {"static_batch_timeout": 1.0}, "--static-batch-timeout"),
+        (
+            EngineOptions,
+            {"batching": "static", "static_batch_timeout": math.nan},
+            "--static-batch-timeout",
+        ),
+        (
+            EngineOptions,
+            {"batching": "static", "static_batch_size": 9, "max_num_seqs": 8},
+            "--static-batch-size",
+        ),
+        (EngineOptions, {"max_num_batched_tokens": 255}, "--max-num-batched-tokens"),
+        (EngineOptions, {"chat_template": Path("/nowhere/x.jinja")}, "--chat-template"),
+        (ServerOptions, {"port": 65536}, "--port"),
+        (ServerOptions, {"port": -1}, "--port"),
+        (ServerOptions, {"api_key": ("",)}, "--api-key"),
+        (ServerOptions, {"api_key": "one"}, "--api-key"),
+        (ServerOptions, {"max_body_bytes": 10}, "--max-body-bytes"),
+        (ServerOptions, {"shutdown_grace": -0.5}, "--shutdown-grace"),
+        (ServerOptions, {"log_level": "loud"}, "--log-level"),
+    ],
+)
+def test_bad_values_name_their_option(kind: Any, values: dict[str, Any], flag: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        kind(**values)
+    assert caught.value.param == flag
+    assert flag in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_bounds_themselves_are_allowed() -> None:
+    assert ServerOptions(port=0).port == 0
+    assert ServerOptions(port=65535, shutdown_grace=0).shutdown_grace == 0
+    assert EngineOptions(max_num_seqs=1, max_num_batched_tokens=1).max_num_seqs == 1
+
+
+def test_options_are_frozen_and_keys_stay_out_of_sight() -> None:
+    options = ServerOptions(api_key=("sesame",))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.port = 1  # type: ignore[misc]
+    assert "sesame" not in repr(options)
+
+
+def test_every_option_says_what_it_means() -> None:
+    for kind in (EngineOptions, ServerOptions):
+        for item in dataclasses.fields(kind):
+            assert item.metadata["help"].rstrip().endswith("."), flag_of(item.name)

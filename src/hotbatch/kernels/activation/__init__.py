@@ -1,0 +1,1 @@
+"""The gated activation: reference.py in plain torch, the native kernel in C++ beside it."""

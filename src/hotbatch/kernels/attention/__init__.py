@@ -1,0 +1,1 @@
+"""Paged attention: reference.py in plain torch, the native kernel in C++ beside it."""

@@ -1,0 +1,1 @@
+"""Linear layers: reference.py in plain torch, the native kernel in C++ beside it."""

@@ -1,0 +1,1 @@
+"""Sampling: reference.py in plain torch, the native kernel in C++ beside it."""

@@ -16,7 +16,7 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3 python3.12 python3.13,\
   $(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-NATIVE := CMakeLists.txt $(shell find src/hotbatch/kernels -name '*.cpp' -o -name '*.h')
+NATIVE := CMakeLists.txt $(shell find src/hotbatch/kernels -name '*.cpp' -o -name '*.h' -o -name '*.inc')
 # Built without isolation: the tools come in the pinned versions, and the build folder can be
 # reused, so that a change to one source compiles that source only.
 BUILD_TOOLS := scikit-build-core nanobind \

@@ -358,3 +358,167 @@ inline float exp(float x) {
   store(lanes, exp(set1(x)));
   return lanes[0];
 }
+
+// Further operations, for attention, rotary and sampling. A mask has bit i for lane i.
+#if defined(__AVX512F__)
+
+inline uint32_t mask_greater(vf a, vf b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
+inline uint32_t mask_greater_equal(vf a, vf b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
+inline uint32_t mask_equal(vf a, vf b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }
+// Lanes in which a or b is NaN.
+inline uint32_t mask_unordered(vf a, vf b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_UNORD_Q); }
+// The first `count` lanes from memory, `fill` in the others; and the way back.
+inline vf load_first(const float* p, int count, float fill) {
+  return {_mm512_mask_loadu_ps(_mm512_set1_ps(fill), static_cast<__mmask16>((1u << count) - 1), p)};
+}
+inline void store_first(float* p, int count, vf a) {
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), a.v);
+}
+inline vi load_int(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_int(int32_t* p, vi a) { _mm512_storeu_si512(p, a.v); }
+// Moves the lanes of `mask` together and stores them; up to 16 entries at p are overwritten.
+// (Compressing straight to memory is microcoded on some CPUs.)
+inline void store_packed(float* p, vf a, uint32_t mask) {
+  _mm512_storeu_ps(p, _mm512_maskz_compress_ps(static_cast<__mmask16>(mask), a.v));
+}
+// first, first + 1, ... in the same way.
+inline void store_packed_indices(int32_t* p, int first, uint32_t mask) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i index = _mm512_add_epi32(_mm512_set1_epi32(first), lane);
+  _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), index));
+}
+// A sum of many floats in float64, sixteen lanes wide.
+struct WideSum { __m512d low, high; };
+inline WideSum wide_zero() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
+inline void accumulate(WideSum& sum, vf a) {
+  sum.low = _mm512_add_pd(sum.low, _mm512_cvtps_pd(_mm512_castps512_ps256(a.v)));
+  sum.high = _mm512_add_pd(sum.high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(a.v, 1)));
+}
+inline double total(const WideSum& sum) {
+  return _mm512_reduce_add_pd(_mm512_add_pd(sum.low, sum.high));
+}
+// The same as store_bf16 but for denormals, which may become 0.
+inline void store_bf16_fast(uint16_t* p, vf a) {
+#if defined(__AVX512BF16__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a.v));
+#else
+  store_bf16(p, a);
+#endif
+}
+// Every 32-bit word of `a` and `keep`.
+inline vbytes and_words(vbytes a, uint32_t keep) {
+  return _mm512_and_si512(a, _mm512_set1_epi32(static_cast<int>(keep)));
+}
+
+#elif defined(__AVX2__)
+
+inline uint32_t movemask(__m256 a, __m256 b) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(a)) |
+         static_cast<uint32_t>(_mm256_movemask_ps(b)) << 8;
+}
+inline uint32_t mask_greater(vf x, vf y) {
+  return movemask(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ));
+}
+inline uint32_t mask_greater_equal(vf x, vf y) {
+  return movemask(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ));
+}
+inline uint32_t mask_equal(vf x, vf y) {
+  return movemask(_mm256_cmp_ps(x.a, y.a, _CMP_EQ_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_EQ_OQ));
+}
+inline uint32_t mask_unordered(vf x, vf y) {
+  return movemask(_mm256_cmp_ps(x.a, y.a, _CMP_UNORD_Q), _mm256_cmp_ps(x.b, y.b, _CMP_UNORD_Q));
+}
+inline vi load_int(const int32_t* p) {
+  const auto* q = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+inline void store_int(int32_t* p, vi x) {
+  auto* q = reinterpret_cast<__m256i*>(p);
+  _mm256_storeu_si256(q, x.a);
+  _mm256_storeu_si256(q + 1, x.b);
+}
+struct WideSum { __m256d part[4]; };
+inline WideSum wide_zero() {
+  const __m256d nothing = _mm256_setzero_pd();
+  return {{nothing, nothing, nothing, nothing}};
+}
+inline void accumulate(WideSum& sum, vf x) {
+  sum.part[0] = _mm256_add_pd(sum.part[0], _mm256_cvtps_pd(_mm256_castps256_ps128(x.a)));
+  sum.part[1] = _mm256_add_pd(sum.part[1], _mm256_cvtps_pd(_mm256_extractf128_ps(x.a, 1)));
+  sum.part[2] = _mm256_add_pd(sum.part[2], _mm256_cvtps_pd(_mm256_castps256_ps128(x.b)));
+  sum.part[3] = _mm256_add_pd(sum.part[3], _mm256_cvtps_pd(_mm256_extractf128_ps(x.b, 1)));
+}
+inline double total(const WideSum& sum) {
+  alignas(32) double lanes[4];
+  _mm256_store_pd(lanes, _mm256_add_pd(_mm256_add_pd(sum.part[0], sum.part[1]),
+                                       _mm256_add_pd(sum.part[2], sum.part[3])));
+  return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+}
+inline void store_bf16_fast(uint16_t* p, vf x) { store_bf16(p, x); }
+inline vbytes and_words(vbytes x, uint32_t keep) {
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(keep));
+  return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
+}
+
+#else
+
+#define HB_MASK(condition)                                              \
+  uint32_t mask = 0;                                                    \
+  for (int i = 0; i < 16; ++i) mask |= static_cast<uint32_t>(condition) << i; \
+  return mask
+inline uint32_t mask_greater(vf x, vf y) { HB_MASK(x.v[i] > y.v[i]); }
+inline uint32_t mask_greater_equal(vf x, vf y) { HB_MASK(x.v[i] >= y.v[i]); }
+inline uint32_t mask_equal(vf x, vf y) { HB_MASK(x.v[i] == y.v[i]); }
+inline uint32_t mask_unordered(vf x, vf y) { HB_MASK(x.v[i] != x.v[i] || y.v[i] != y.v[i]); }
+#undef HB_MASK
+inline vi load_int(const int32_t* p) {
+  vi out;
+  __builtin_memcpy(out.v, p, sizeof out.v);
+  return out;
+}
+inline void store_int(int32_t* p, vi x) { __builtin_memcpy(p, x.v, sizeof x.v); }
+struct WideSum { double v[16]; };
+inline WideSum wide_zero() { return {}; }
+inline void accumulate(WideSum& sum, vf x) {
+  for (int i = 0; i < 16; ++i) sum.v[i] += static_cast<double>(x.v[i]);
+}
+inline double total(WideSum sum) {
+  for (int width = 8; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) sum.v[i] += sum.v[i + width];
+  return sum.v[0];
+}
+inline void store_bf16_fast(uint16_t* p, vf x) { store_bf16(p, x); }
+inline vbytes and_words(vbytes x, uint32_t keep) {
+  for (int i = 0; i < 16; ++i) {
+    uint32_t word;
+    __builtin_memcpy(&word, x.v + 4 * i, 4);
+    word &= keep;
+    __builtin_memcpy(x.v + 4 * i, &word, 4);
+  }
+  return x;
+}
+
+#endif
+
+#if !defined(__AVX512F__)
+inline vf load_first(const float* p, int count, float fill) {
+  alignas(64) float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = i < count ? p[i] : fill;
+  return load(lanes);
+}
+inline void store_first(float* p, int count, vf x) {
+  alignas(64) float lanes[16];
+  store(lanes, x);
+  for (int i = 0; i < count; ++i) p[i] = lanes[i];
+}
+inline void store_packed(float* p, vf x, uint32_t mask) {
+  alignas(64) float lanes[16];
+  store(lanes, x);
+  for (; mask; mask &= mask - 1) *p++ = lanes[__builtin_ctz(mask)];
+}
+inline void store_packed_indices(int32_t* p, int first, uint32_t mask) {
+  for (; mask; mask &= mask - 1) *p++ = first + __builtin_ctz(mask);
+}
+#endif
+
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }

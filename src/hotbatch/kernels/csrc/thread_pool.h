@@ -67,4 +67,16 @@ class ThreadPool {
   std::vector<std::thread> workers_;
 };
 
+// Keeps a pool's workers awake for a scope.
+class Awake {
+ public:
+  explicit Awake(ThreadPool& pool) : pool_(pool) { pool_.begin(); }
+  ~Awake() { pool_.end(); }
+  Awake(const Awake&) = delete;
+  Awake& operator=(const Awake&) = delete;
+
+ private:
+  ThreadPool& pool_;
+};
+
 }  // namespace hotbatch

@@ -1,0 +1,124 @@
+"""Records a model's definition into a native program.
+
+The definition in `models/` runs once with this class as its `Ops`; every call appends one
+operation to the program. Conversions that the definition need not know of are put in here: the
+output of a norm, of SiLU or of attention is written straight into the form (float, bf16,
+signed bytes with scales) that the linear layer reading it wants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotbatch.models.ops import Ops
+from hotbatch.models.weights import FloatArray, LinearWeight, RawTensor
+
+# Formats that the native module decodes itself; others are decoded here, to f32.
+NATIVE_FORMATS = frozenset({"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"})
+FOUR_BIT_FORMATS = frozenset({"Q4_0", "Q4_1"})
+
+RawTuple = tuple[str, NDArray[np.uint8], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A value of the recording: a buffer that is there, or one that a norm or SiLU is to fill
+    once the linear layer that reads it says in which form."""
+
+    buffer: int
+    pending: tuple[Any, ...] = ()  # ("norm", vector, eps) or ("silu_mul",)
+
+
+def raw_tuple(tensor: RawTensor) -> RawTuple:
+    """The tensor as the native module takes it: format, uint8 [rows, bytes a row], columns."""
+    cols = tensor.shape[-1]
+    if tensor.dtype in NATIVE_FORMATS:
+        return tensor.dtype, np.ascontiguousarray(tensor.data), cols
+    values = np.ascontiguousarray(tensor.to_f32().reshape(-1, cols))
+    return "F32", values.view(np.uint8), cols
+
+
+def layer_precision(weight: LinearWeight, precision: str, is_head: bool) -> str:
+    """int4 keeps a file's own 4-bit grid; what the file holds finer (usually the head, which
+    suffers most from coarse weights) stays int8."""
+    if precision != "int4":
+        return precision
+    if all(part.dtype in FOUR_BIT_FORMATS for part in weight.parts):
+        return "int4"
+    return "int8" if is_head or any(part.dtype == "Q8_0" for part in weight.parts) else "int4"
+
+
+class ProgramRecorder(Ops[Recorded]):
+    """`program` is a native Program with its rotary tables and cache set."""
+
+    def __init__(self, program: Any, precision: str, num_heads: int, progress: Any = None) -> None:
+        self._program = program
+        self._precision = precision
+        self._num_heads = num_heads
+        self._progress = progress
+        self._selected = False
+        self._keep: list[Any] = []  # arrays that the program points into
+
+    @property
+    def kept(self) -> list[Any]:
+        """Must live as long as the program."""
+        return self._keep
+
+    def embed(self, table: RawTensor) -> Recorded:
+        raw = raw_tuple(table)
+        self._keep.append(raw)
+        return Recorded(self._program.embed(self._program.add_table(raw)))
+
+    def rms_norm(self, x: Recorded, weight: FloatArray, eps: float) -> Recorded:
+        return Recorded(x.buffer, ("norm", self._vector(weight), eps))
+
+    def linear(
+        self, x: Recorded, weight: LinearWeight, residual: Recorded | None = None
+    ) -> Recorded:
+        form = layer_precision(weight, self._precision, is_head=self._selected)
+        parts = [raw_tuple(part) for part in weight.parts]
+        bias = None if weight.bias is None else np.ascontiguousarray(weight.bias, np.float32)
+        index = self._program.add_weight(form, parts, bias)
+        if self._progress is not None:
+            self._progress(weight.num_bytes)
+        target = -1 if residual is None else residual.buffer
+        return Recorded(self._program.linear(self._activation(x, form), index, target))
+
+    def rotary_and_store(
+        self,
+        qkv: Recorded,
+        layer_index: int,
+        q_norm: FloatArray | None = None,
+        k_norm: FloatArray | None = None,
+        eps: float = 0.0,
+    ) -> Recorded:
+        q_vector = -1 if q_norm is None else self._vector(q_norm)
+        k_vector = -1 if k_norm is None else self._vector(k_norm)
+        return Recorded(
+            self._program.rotary(qkv.buffer, layer_index, q_vector, k_vector, eps, self._num_heads)
+        )
+
+    def attention(self, q: Recorded, layer_index: int, window: int | None) -> Recorded:
+        return Recorded(self._program.attention(q.buffer, layer_index, window or 0))
+
+    def silu_mul(self, gate_up: Recorded) -> Recorded:
+        return Recorded(gate_up.buffer, ("silu_mul",))
+
+    def select(self, x: Recorded) -> Recorded:
+        self._selected = True
+        return Recorded(self._program.select(x.buffer))
+
+    def _vector(self, values: FloatArray) -> int:
+        return int(self._program.add_vector(np.ascontiguousarray(values, np.float32)))
+
+    def _activation(self, x: Recorded, form: str) -> int:
+        if not x.pending:
+            return int(self._program.convert(x.buffer, form))
+        if x.pending[0] == "norm":
+            _, vector, eps = x.pending
+            return int(self._program.norm(x.buffer, vector, eps, form))
+        return int(self._program.silu_mul(x.buffer, form))

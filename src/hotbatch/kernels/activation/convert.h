@@ -1,0 +1,60 @@
+// How a row of floats becomes a linear layer's input: kept, rounded to bf16, or quantised to
+// signed bytes with one scale a group. `value(k)` yields the 16 floats from column k on, zero
+// past the last column.
+
+template <class Value>
+inline void quantise_group(const Activation& act, int row, int group, int size, Value value) {
+  vf values[kGroupInt8 / kLanes];
+  vf magnitude = zero();
+  const int vectors = size / kLanes;
+  for (int i = 0; i < vectors; ++i) {
+    const int k = group * size + i * kLanes;
+    values[i] = k < act.cols ? value(k) : zero();
+    magnitude = max(magnitude, abs(values[i]));
+  }
+  const float top = largest(magnitude);
+  // A subnormal maximum would overflow its inverse: treat the group as zero.
+  const bool empty = !(top > 1e-30f);
+  const vf inverse = set1(empty ? 0.0f : 127.0f / top);
+  const float scale = empty ? 0.0f : top / 127.0f;
+  auto* out = static_cast<int8_t*>(act.data) + int64_t{row} * act.stride + group * size;
+  vi total = izero();
+  for (int i = 0; i < vectors; ++i) {
+    const vi q = round_to_int(values[i] * inverse);
+    total = total + q;
+    store_s8(out + i * kLanes, q);
+  }
+  const int64_t at = int64_t{row} * act.groups + group;
+  act.scales[at] = scale;
+  if (act.precision == Precision::kInt8) {
+    act.offsets[at] = -128 * sum(total);
+  } else {
+    act.sums[at] = scale * static_cast<float>(sum(total));
+  }
+}
+
+template <class Value>
+inline void write_activation(const Activation& act, int row, Value value) {
+  switch (act.precision) {
+    case Precision::kF32: {
+      float* out = static_cast<float*>(act.data) + int64_t{row} * act.stride;
+      for (int k = 0; k < act.cols; k += kLanes) store_columns(out + k, act.cols - k, value(k));
+      break;
+    }
+    case Precision::kBf16: {
+      uint16_t* out = static_cast<uint16_t*>(act.data) + int64_t{row} * act.stride;
+      for (int k = 0; k < act.cols; k += kLanes) {
+        alignas(32) uint16_t lanes[kLanes];
+        store_bf16(lanes, value(k));
+        std::memcpy(out + k, lanes, 2 * static_cast<size_t>(std::min(kLanes, act.stride - k)));
+      }
+      break;
+    }
+    case Precision::kInt8:
+      for (int g = 0; g < act.groups; ++g) quantise_group(act, row, g, kGroupInt8, value);
+      break;
+    case Precision::kInt4:
+      for (int g = 0; g < act.groups; ++g) quantise_group(act, row, g, kGroupInt4, value);
+      break;
+  }
+}

@@ -1,0 +1,142 @@
+// A forward pass, recorded once and run every step.
+//
+// The model's definition is Python and runs a single time, at load: each operation it calls
+// appends one entry here. A step then is one call without the interpreter: walk the entries,
+// hand each out to the pool in small pieces. Operations up to `select` see all rows of the
+// step; those after it see only the rows whose logits are wanted, a slice at a time, so that
+// the logits of a long prompt need no more memory than those of one slice.
+//
+// Cost: one barrier an operation, about ten operations a layer.
+#pragma once
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "attention/plan.h"
+#include "csrc/kernel_table.h"
+#include "csrc/memory.h"
+#include "csrc/thread_pool.h"
+
+namespace hotbatch {
+
+struct ProgramShape {
+  int max_rows = 0;        // tokens of the largest step
+  int max_logit_rows = 0;  // rows of a slice of logits
+  int threads = 1;
+};
+
+// Seconds spent in each kind of operation since the start, when profiling is on.
+struct OpProfile {
+  std::string name;
+  double seconds;
+  int64_t calls;
+};
+
+class Program {
+ public:
+  Program(const ProgramShape& shape, const char* isa);
+
+  // ---- recording; each returns an id or appends an operation ----
+  int add_weight(Precision precision, const std::vector<RawRows>& parts, const float* bias);
+  int add_vector(const float* values, int count);
+  int add_table(const RawRows& table);
+  void set_rotary(const float* cosines, const float* sines, int positions, int half_dim);
+  void set_cache(const KvLayout& layout, int layers, int blocks);
+
+  int embed(int table);
+  int norm(int input, int vector, float eps, Precision format);
+  int convert(int input, Precision format);
+  int silu_mul(int input, Precision format);
+  int linear(int activation, int weight, int residual);  // -1: none
+  int rotary(int input, int layer, int q_norm, int k_norm, float eps, int query_heads);
+  int attention(int input, int layer, int window);
+  int select(int input);
+  void finish(int logits);
+
+  // ---- running ----
+  // Samples every logit row as `sampling` says; copies logits to `logits_out` [S, V] if given.
+  // `sampling` has one row a logit row; its logits, vocabulary and scratch are filled in here.
+  void run(const Batch& batch, const SampleArgs* sampling, float* logits_out);
+  void copy_blocks(const int32_t* pairs, int count);
+
+  int vocabulary() const;
+  int threads() const { return pool_.size(); }
+  const char* isa() const { return table_->name; }
+  int64_t weight_bytes() const { return weight_bytes_; }
+  int64_t cache_bytes() const { return cache_bytes_; }
+  void set_profiling(bool on) { profiling_ = on; }
+  std::vector<OpProfile> profile() const;
+
+ private:
+  enum class Kind { kEmbed, kNorm, kConvert, kSiluMul, kLinear, kRotary, kAttention, kSelect, kSample };
+  static constexpr int kKinds = 9;
+
+  struct Buffer {  // f32 [rows, cols]
+    float* data;
+    int cols;
+    bool selected;
+  };
+  struct Op {
+    Kind kind;
+    int input = -1, output = -1, weight = -1, residual = -1, layer = -1;
+    int q_norm = -1, k_norm = -1, window = 0;
+    float eps = 0.0f;
+    bool selected = false;
+  };
+
+  struct WindowWork {  // the step's attention for layers with this window
+    int window;
+    AttentionPlanner planner;
+    AttentionWork work;
+  };
+
+  int new_buffer(int cols, bool selected);
+  int new_activation(Precision format, int cols, bool selected);
+  void run_op(const Op& op, const Batch& batch, int rows, const int32_t* selection);
+  void run_linear(const Op& op, int rows);
+  void run_attention(const Op& op, const Batch& batch);
+  void plan_attention(const Batch& batch);
+  void run_logits(const Batch& batch, int first, int count, const SampleArgs* sampling);
+  void check(const Batch& batch) const;
+  template <class Body>
+  void timed(Kind kind, const Body& body);
+  // Runs body(row) for all rows, in pieces big enough to be worth handing out.
+  template <class Body>
+  void each_row(int rows, int elements_per_row, const Body& body);
+
+  ProgramShape shape_;
+  const KernelTable* table_;
+  ThreadPool pool_;
+  Arena weights_memory_, buffers_memory_, cache_memory_;
+  std::vector<PackedLinear> weights_;
+  std::vector<float*> vectors_;
+  std::vector<RawRows> tables_;
+  std::vector<Buffer> buffers_;
+  std::vector<Activation> activations_;
+  std::vector<Op> ops_;
+  size_t first_selected_ = 0;
+  bool selecting_ = false;
+  int logits_ = -1;
+
+  const float* cosines_ = nullptr;
+  const float* sines_ = nullptr;
+  int rotary_positions_ = 0, rotary_dim_ = 0;
+  KvLayout layout_;
+  std::vector<uint8_t*> cache_;  // a layer each
+  int cache_blocks_ = 0;
+  int q_heads_ = 0;
+  std::vector<WindowWork> windows_;
+  std::vector<float> partials_;
+  uint8_t* attention_scratch_ = nullptr;
+  uint8_t* sample_scratch_ = nullptr;
+  size_t attention_stride_ = 0, sample_stride_ = 0;
+
+  int64_t weight_bytes_ = 0, cache_bytes_ = 0;
+  bool profiling_ = false;
+  double seconds_[kKinds] = {};
+  int64_t calls_[kKinds] = {};
+};
+
+}  // namespace hotbatch

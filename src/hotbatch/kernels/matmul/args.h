@@ -1,0 +1,95 @@
+// Linear layers: y[M, N] = x[M, K] * W[N, K]^T (+ bias) (+ residual).
+//
+// Weights are packed once at load into panels of 32 output columns, in the order in which the
+// inner loop reads them:
+//   f32   [panel][K][32]                    floats
+//   bf16  [panel][K/2][32][2]               bfloat16
+//   int8  [panel][K/4][32][4]               w + 128 as unsigned bytes; one scale a column
+//   int4  [panel][K/32] x 640 bytes         512 bytes of nibbles, then 32 scales d and 32
+//         offsets m as float16: w = d*q + m, the grid of GGUF's Q4_1. Of the 8 k-quads of a
+//         group, quad i lies in the low and quad i+4 in the high nibbles.
+// Activations are quantised at run time to signed bytes, one scale a token and group of K:
+// the integer sum inside a group is exact and groups add up in ascending order, so a row's
+// result does not depend on the rows beside it. One scale a token for all of K would cost
+// several per cent of perplexity.
+#pragma once
+
+#include <cstdint>
+
+#include "csrc/raw_tensor.h"
+
+namespace hotbatch {
+
+enum class Precision { kF32, kBf16, kInt8, kInt4 };
+
+constexpr int kPanel = 32;      // output columns of a panel
+constexpr int kGroupInt8 = 64;  // activation group where weights are int8
+constexpr int kGroupInt4 = 32;  // ... and int4, whose weights are grouped alike
+constexpr int kInt4GroupBytes = 640;
+constexpr int kMaxInputs = 1 << 15;  // K at most; a row is decoded on the stack when packing
+
+inline int group_size(Precision precision) {
+  return precision == Precision::kInt4 ? kGroupInt4 : kGroupInt8;
+}
+inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Input columns after padding with zeros.
+inline int padded_inputs(Precision precision, int k) {
+  switch (precision) {
+    case Precision::kF32: return k;
+    case Precision::kBf16: return round_up(k, 2);
+    default: return round_up(k, group_size(precision));
+  }
+}
+
+inline int64_t panel_bytes(Precision precision, int k) {
+  const int64_t padded = padded_inputs(precision, k);
+  switch (precision) {
+    case Precision::kF32: return padded * kPanel * 4;
+    case Precision::kBf16: return padded * kPanel * 2;
+    case Precision::kInt8: return padded * kPanel;
+    case Precision::kInt4: return padded / kGroupInt4 * kInt4GroupBytes;
+  }
+  return 0;
+}
+
+struct PackedLinear {
+  Precision precision = Precision::kF32;
+  int outputs = 0;  // N
+  int inputs = 0;   // K
+  uint8_t* data = nullptr;
+  float* scales = nullptr;  // [N padded to 32], int8 only
+  float* bias = nullptr;    // [N padded to 32] or null
+
+  int panels() const { return (outputs + kPanel - 1) / kPanel; }
+  int64_t bytes_per_panel() const { return panel_bytes(precision, inputs); }
+};
+
+// The input of a linear layer in the form its precision wants. Row strides in elements.
+struct Activation {
+  Precision precision = Precision::kF32;
+  int cols = 0;    // K
+  int stride = 0;  // K padded
+  int groups = 0;  // quantised only
+  void* data = nullptr;        // float, bfloat16 or int8, [M, stride]
+  float* scales = nullptr;     // [M, groups]
+  int32_t* offsets = nullptr;  // int8: -128 * sum of the group's bytes, [M, groups]
+  float* sums = nullptr;       // int4: scale * sum of the group's bytes, [M, groups]
+};
+
+struct LinearArgs {
+  const PackedLinear* weight = nullptr;
+  const Activation* input = nullptr;
+  float* output = nullptr;
+  int64_t output_stride = 0;
+  const float* residual = nullptr;  // same stride as output; may be output itself
+};
+
+// Rows of one or several tensors, stacked, become one packed weight.
+struct PackArgs {
+  const PackedLinear* target = nullptr;
+  const RawRows* parts = nullptr;
+  int num_parts = 0;
+};
+
+}  // namespace hotbatch

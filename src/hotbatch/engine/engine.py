@@ -1,0 +1,437 @@
+"""The only loop: take in what clients sent, plan a step, run it, commit it, tell the clients.
+
+One thread owns the scheduler and the executor, so neither needs a lock. Everybody else talks
+to it through an inbox (submit, cancel, stop) and hears from it through one callback a step.
+While there is nothing to do the thread sleeps on the inbox; it never polls.
+
+Faults stay where they belong. A request that can never run is refused on the caller's thread.
+A step that raises ends the requests that were in it, and the loop goes on; several in a row
+make the engine unhealthy. An exception from the scheduler is our bug: its state can no longer
+be trusted, so every outstanding request hears of an error and the engine is dead. In no case
+is a client left waiting.
+
+`tick` is one turn of the loop. Tests call it directly, with a virtual clock and no thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from hotbatch.core.errors import EngineStoppedError, HotbatchError
+from hotbatch.core.plan import FinishReason, StepPlan, StepResult, TokenEvent
+from hotbatch.core.request import Request
+from hotbatch.core.scheduler import Scheduler
+from hotbatch.core.stats import SchedulerStats
+from hotbatch.engine.clock import MonotonicClock
+from hotbatch.engine.outstanding import Heard, Outstanding
+from hotbatch.engine.protocol import Clock, Executor, ExecutorInfo
+from hotbatch.engine.step_stats import RequestTimings, StepStats, count_decode_tokens
+
+logger = logging.getLogger(__name__)
+
+Deliver = Callable[[list[TokenEvent]], None]
+_T = TypeVar("_T")
+
+# The integrity check walks over all blocks; a client that asks again at once should not wait
+# for it, so it runs only after this much quiet.
+_QUIET_SECONDS = 0.05
+# A step that has not returned this long after the grace period is taken for stuck.
+_STUCK_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    deadline: float
+
+
+_Message = Request | _Cancel | _Stop
+
+
+class Engine:
+    """Runs a scheduler and an executor in a thread of its own.
+
+    `deliver` is called on the engine's thread, once a step, with the events of that step; it
+    must be quick and must not block. `step_observers` and `request_observers` are lists of
+    callables for statistics, called on the same thread after `deliver`; one that raises is
+    logged and dropped. `unhealthy_after` is how many steps must fail in a row before
+    `is_healthy` turns False (the next good step makes it True again).
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Clock | None = None,
+        *,
+        deliver: Deliver | None = None,
+        unhealthy_after: int = 3,
+    ) -> None:
+        self.step_observers: list[Callable[[StepStats], None]] = []
+        self.request_observers: list[Callable[[RequestTimings], None]] = []
+        self._scheduler = scheduler
+        self._executor = executor
+        self._clock: Clock = MonotonicClock() if clock is None else clock
+        self._deliver = deliver
+        self._unhealthy_after = unhealthy_after
+        self._failures_in_a_row = 0
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._outstanding = Outstanding()
+        self._events: list[TokenEvent] = []  # of this turn, not yet delivered
+        self._empty_turns = 0  # in a row, although there was work
+        self._stats = scheduler.stats()
+        self._thread: threading.Thread | None = None
+        self._gate = threading.Lock()  # between "is it open?" and "put it in the inbox"
+        self._is_open = True
+        self._stop_deadline: float | None = None
+        self._fault: BaseException | None = None
+        self._is_closed = False
+
+    # ---- what other threads may call
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._executor.info
+
+    @property
+    def is_accepting(self) -> bool:
+        """False once `stop` began or the engine died."""
+        return self._is_open
+
+    @property
+    def is_healthy(self) -> bool:
+        """False if the engine died or its last steps all failed."""
+        return self._fault is None and self._failures_in_a_row < self._unhealthy_after
+
+    @property
+    def num_outstanding(self) -> int:
+        """Requests accepted that have not ended."""
+        return len(self._outstanding)
+
+    def now(self) -> float:
+        """Seconds on the engine's clock, the one of `Request.arrival`."""
+        return self._clock.now()
+
+    def stats(self) -> SchedulerStats:
+        """The scheduler's figures after the last turn (a snapshot; any thread)."""
+        return self._stats
+
+    def connect(self, deliver: Deliver) -> None:
+        """Sets the callback that hears the events. There can be only one."""
+        assert self._deliver is None, "the engine already delivers to somebody"
+        self._deliver = deliver
+
+    def start(self) -> None:
+        """Starts the thread. Raises EngineStoppedError after `stop`."""
+        with self._gate:
+            self._check_open()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run_thread, name="hotbatch-engine", daemon=True
+                )
+                self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Accepts a request: from here on it will end with exactly one last event.
+
+        Raises:
+            InvalidRequestError, ContextLengthError: it can never run, or its id is in use.
+            EngineStoppedError: the engine is stopping or has died.
+        """
+        self._scheduler.check(request)
+        with self._gate:
+            self._check_open()
+            if not request.arrival:
+                request.arrival = self._clock.now()
+            self._outstanding.add(
+                request.request_id,
+                arrival=request.arrival,
+                num_prompt=request.num_prompt,
+            )
+            self._inbox.put(request)
+
+    def cancel(self, request_id: str) -> None:
+        """Asks for an end; its last event (ABORT) comes with the next step. Idempotent.
+
+        A request that has ended or was never submitted is left alone.
+        """
+        if request_id in self._outstanding:
+            self._inbox.put(_Cancel(request_id))
+
+    def stop(self, grace_seconds: float = 0.0) -> None:
+        """Refuses new requests, lets the others end within the grace period, cuts the rest.
+
+        Returns when the thread has ended and the executor is closed. May be called again,
+        also meanwhile (the shorter grace counts), and on an engine that never started.
+        """
+        with self._gate:
+            self._is_open = False
+            thread = self._thread
+            self._inbox.put(_Stop(self._clock.now() + max(0.0, grace_seconds)))
+        if thread is None:
+            self._cut_outstanding()
+        elif thread is not threading.current_thread():
+            thread.join(max(0.0, grace_seconds) + _STUCK_SECONDS)
+            if thread.is_alive():
+                # The executor is in use and cannot be closed; the clients can be told.
+                logger.error("the step that runs does not end; leaving it behind")
+                self._die(TimeoutError("the step that runs does not end"))
+                return
+        with self._gate:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._executor.close()
+
+    def _check_open(self) -> None:
+        if self._fault is not None:
+            raise EngineStoppedError(
+                f"The engine has died ({_describe(self._fault)}); restart the server."
+            )
+        if not self._is_open:
+            raise EngineStoppedError("The engine is shutting down and takes no more requests.")
+
+    # ---- the loop
+
+    def tick(self) -> bool:
+        """One turn: inbox, plan, run, commit, deliver. True if a step ran."""
+        try:
+            return self._turn()
+        except Exception as error:
+            self._die(error)
+            return False
+
+    def _run_thread(self) -> None:
+        try:
+            self._main_loop()
+            self._cut_outstanding()
+        except BaseException as error:
+            self._die(error)
+
+    def _main_loop(self) -> None:
+        while not self._is_time_to_leave():
+            # The turn may have taken in a stop: nobody would end the rest after that.
+            if not self.tick() and not self._is_time_to_leave():
+                self._rest()
+
+    def _is_time_to_leave(self) -> bool:
+        if self._fault is not None:
+            return True
+        if self._stop_deadline is None:
+            return False
+        return len(self._outstanding) == 0 or self._clock.now() >= self._stop_deadline
+
+    def _turn(self) -> bool:
+        started = self._clock.now()
+        self._drain_inbox()
+        plan = self._scheduler.plan(started)
+        if plan is None:
+            if self._events:
+                self._stats = self._scheduler.stats()
+                self._flush(self._clock.now())
+            return False
+        self._empty_turns = 0
+        planned = self._clock.now()
+        self._outstanding.note_plan(plan, planned)
+        result = self._execute(plan)
+        executed = self._clock.now()
+        if self._fault is not None:
+            return False  # given up as stuck while the step ran; everybody has been told
+        if isinstance(result, StepResult):
+            self._events += self._scheduler.commit(plan, result, executed)
+        else:
+            self._events += self._scheduler.fail(plan, result)
+        self._stats = self._scheduler.stats()
+        committed = self._clock.now()
+        heard = self._flush(committed)
+        if self.step_observers:
+            moments = (started, planned, executed, committed, self._clock.now())
+            failed = isinstance(result, str)
+            _tell(self.step_observers, self._step_stats(plan, moments, heard, failed))
+        return True
+
+    def _execute(self, plan: StepPlan) -> StepResult | str:
+        """The step's result, or what to tell the clients if it raised."""
+        try:
+            result = self._executor.run(plan)
+        except Exception as error:
+            self._failures_in_a_row += 1
+            logger.exception("step %d failed (%d in a row)", plan.step_id, self._failures_in_a_row)
+            return f"The model step failed: {_describe(error)}"
+        self._failures_in_a_row = 0
+        return result
+
+    def _rest(self) -> None:
+        """Sleeps until a message comes or the scheduler wants to be asked again."""
+        now = self._clock.now()
+        wakeup = self._scheduler.next_wakeup(now)
+        if self._scheduler.has_work:
+            if wakeup is not None:
+                self._sleep(wakeup - now)
+                return
+            # Nothing planned although there is work: ask again, but not for ever.
+            self._empty_turns += 1
+            assert self._empty_turns < 3, "requests wait, yet nothing would ever wake them"
+        elif not self._sleep(_QUIET_SECONDS):
+            self._check_at_rest()
+            self._sleep(None if wakeup is None else wakeup - self._clock.now())
+
+    def _sleep(self, seconds: float | None) -> bool:
+        """Waits for a message, at most `seconds`; True if one came (and was taken in)."""
+        if self._stop_deadline is not None:
+            remaining = self._stop_deadline - self._clock.now()
+            seconds = remaining if seconds is None else min(seconds, remaining)
+        try:
+            message = self._inbox.get(timeout=None if seconds is None else max(0.0, seconds))
+        except queue.Empty:
+            return False
+        self._take(message)
+        return True
+
+    def _check_at_rest(self) -> None:
+        """No work: every block must be in one state, and nobody may be owed an answer."""
+        self._scheduler.check_integrity()
+        with self._gate:
+            if self._inbox.empty():
+                lost = self._outstanding.ids()
+                assert not lost, f"the scheduler lost {lost}"
+
+    # ---- inbox
+
+    def _drain_inbox(self) -> None:
+        while True:
+            try:
+                message = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            self._take(message)
+
+    def _take(self, message: _Message) -> None:
+        if isinstance(message, Request):
+            self._add(message)
+        elif isinstance(message, _Cancel):
+            event = self._scheduler.cancel(message.request_id)
+            if event is not None:
+                self._events.append(event)
+        else:
+            earlier = self._stop_deadline
+            self._stop_deadline = (
+                message.deadline if earlier is None else min(earlier, message.deadline)
+            )
+
+    def _add(self, request: Request) -> None:
+        try:
+            self._scheduler.add(request)
+        except HotbatchError as error:
+            # Passed the check at the door and is refused now: an answer all the same.
+            self._events.append(
+                TokenEvent(
+                    request_id=request.request_id,
+                    finish_reason=FinishReason.ERROR,
+                    error=error.message,
+                    num_prompt=request.num_prompt,
+                )
+            )
+
+    # ---- what goes out
+
+    def _flush(self, now: float) -> Heard:
+        """Delivers the events gathered since the last time."""
+        events, self._events = self._events, []
+        heard = self._outstanding.note_events(events, now)
+        if events and self._deliver is not None:
+            try:
+                self._deliver(events)
+            except Exception:
+                logger.exception("delivering the events of a step failed")
+        if self.request_observers:
+            for timings in heard.ended:
+                _tell(self.request_observers, timings)
+        return heard
+
+    def _step_stats(
+        self,
+        plan: StepPlan,
+        moments: tuple[float, float, float, float, float],
+        heard: Heard,
+        failed: bool,
+    ) -> StepStats:
+        """`moments` are the turn's start and the ends of plan, run, commit and delivery."""
+        started, planned, executed, committed, delivered = moments
+        stats = self._stats
+        num_tokens = plan.num_tokens
+        num_decode = count_decode_tokens(plan)
+        return StepStats(
+            step_id=plan.step_id,
+            started=started,
+            plan_seconds=planned - started,
+            execute_seconds=executed - planned,
+            commit_seconds=committed - executed,
+            deliver_seconds=delivered - committed,
+            num_requests=len(plan.requests),
+            num_tokens=num_tokens,
+            num_prompt_tokens=num_tokens - num_decode,
+            num_decode_tokens=num_decode,
+            num_sampled_tokens=heard.num_tokens,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            blocks_used=stats.blocks_used,
+            blocks_total=stats.blocks_total,
+            num_preemptions=len(plan.preempted),
+            predicted_seconds=plan.predicted_seconds,
+            time_to_first_token=tuple(heard.time_to_first_token),
+            inter_token=tuple(heard.inter_token),
+            failed=failed,
+        )
+
+    # ---- ends
+
+    def _cut_outstanding(self) -> None:
+        """The grace period is over: whoever is left hears ABORT."""
+        try:
+            self._drain_inbox()
+            for request_id in self._outstanding.ids():
+                event = self._scheduler.cancel(request_id)
+                if event is not None:
+                    self._events.append(event)
+            self._stats = self._scheduler.stats()
+            self._flush(self._clock.now())
+            lost = self._outstanding.ids()
+            assert not lost, f"the scheduler lost {lost}"
+        except Exception as error:
+            self._die(error)
+
+    def _die(self, error: BaseException) -> None:
+        """The state can no longer be trusted: everybody hears of it, nobody waits."""
+        with self._gate:
+            if self._fault is not None:
+                return
+            self._fault = error
+            self._is_open = False
+        logger.critical("the engine has died: %s", _describe(error), exc_info=error)
+        message = f"The engine has died: {_describe(error)}"
+        self._events = self._outstanding.end_all(FinishReason.ERROR, message)
+        self._flush(self._clock.now())
+
+
+def _tell(observers: list[Callable[[_T], None]], value: _T) -> None:
+    for observer in list(observers):
+        try:
+            observer(value)
+        except Exception:
+            logger.exception("an observer failed and is dropped: %r", observer)
+            observers.remove(observer)
+
+
+def _describe(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

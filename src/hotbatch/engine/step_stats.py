@@ -1,0 +1,82 @@
+"""What the engine tells its observers: one StepStats a step, one RequestTimings a request.
+
+Both are plain frozen values, so that an observer may keep them or hand them to another
+thread. All times are seconds on the engine's clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hotbatch.core.plan import FinishReason, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """One step of the engine, in numbers.
+
+    `started` is when the turn began; the four durations follow each other: `plan_seconds`
+    (inbox and scheduler), `execute_seconds`, `commit_seconds`, `deliver_seconds`.
+    `num_tokens` = `num_prompt_tokens` + `num_decode_tokens`; tokens recomputed after an
+    eviction count as prompt tokens. `num_running`, `num_waiting` and the blocks are those
+    after the step. `time_to_first_token` has one entry for each request whose first token
+    came in this step, `inter_token` one for each that had a token before: the seconds since.
+    `failed` is True if the step raised.
+    """
+
+    step_id: int
+    started: float
+    plan_seconds: float
+    execute_seconds: float
+    commit_seconds: float
+    deliver_seconds: float
+    num_requests: int
+    num_tokens: int
+    num_prompt_tokens: int
+    num_decode_tokens: int
+    num_sampled_tokens: int
+    num_running: int
+    num_waiting: int
+    blocks_used: int
+    blocks_total: int
+    num_preemptions: int
+    predicted_seconds: float | None
+    time_to_first_token: tuple[float, ...]
+    inter_token: tuple[float, ...]
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimings:
+    """The life of one request. A moment that never came is None.
+
+    `first_scheduled` is when the step that first computed it began to run; `first_token` and
+    `last_token` are when the engine learnt of them, before any network.
+    """
+
+    request_id: str
+    arrival: float
+    first_scheduled: float | None
+    first_token: float | None
+    last_token: float | None
+    finished: float
+    num_prompt: int
+    num_output: int
+    num_cached: int
+    num_preemptions: int
+    finish_reason: FinishReason
+
+
+def count_decode_tokens(plan: StepPlan) -> int:
+    """Tokens of the plan's requests that are past their prompt and up to date: one row each,
+    plus its drafts."""
+    count = 0
+    for request in plan.requests:
+        sample = request.sample
+        if (
+            sample is not None
+            and len(request.tokens) == 1 + request.num_drafts
+            and request.start >= sample.num_prompt
+        ):
+            count += len(request.tokens)
+    return count

@@ -1,1 +1,1 @@
-"""Rotary embedding and KV cache writes: reference.py in plain torch, the native kernel beside it."""
+"""Rotary embedding and KV cache writes: torch reference, and the native kernel beside it."""

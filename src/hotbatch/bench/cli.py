@@ -191,6 +191,54 @@ def serve(
         raise typer.Exit(1)
 
 
+@app.command()
+def demo(
+    model: Annotated[
+        str | None, typer.Option(help="As for hotbatch serve; default: the embedded model.")
+    ] = None,
+    modes: Annotated[
+        str, typer.Option(help="Ways of batching to compare; the last is compared to the first.")
+    ] = "static,continuous",
+    base: Annotated[int, typer.Option(min=1, help="Clients that are there all the time.")] = 5,
+    peak: Annotated[int, typer.Option(min=1, help="Clients at the height of the burst.")] = 100,
+    base_requests: Annotated[
+        int, typer.Option(min=1, help="Requests of each client that is there all the time.")
+    ] = 12,
+    seed: Annotated[int, typer.Option(help="Seed of prompts and lengths.")] = 0,
+    image: Annotated[Path, typer.Option(help="Where to write the plot.")] = Path("burst.png"),
+    api_key: Annotated[str | None, typer.Option(envvar="HOTBATCH_API_KEY", hidden=True)] = None,
+) -> None:
+    """Send the same burst of clients to a static and to a continuous batch."""
+    from rich.console import Console
+
+    from hotbatch.bench.demo import Burst, plot, run_mode, table
+    from hotbatch.bench.server_process import ServerFailedError
+
+    names = modes.split(",")
+    for name in names:
+        if name not in ("static", "continuous", "request"):
+            raise typer.BadParameter(f"--modes knows static, continuous and request, not {name!r}")
+    if peak < base:
+        raise typer.BadParameter(f"--peak {peak} is less than --base {base}")
+    clients = Burst(base=base, peak=peak, base_requests=base_requests, seed=seed).clients()
+    options = [] if model is None else [model]
+    results = []
+    for name in names:
+        typer.echo(f"{name}: a burst from {base} to {peak} clients and back ...", err=True)
+        try:
+            results.append(run_mode(name, clients, options, api_key=api_key))
+        except ServerFailedError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1) from None
+    Console().print(table(results))
+    plot(results, image)
+    typer.echo(f"plot: {image}")
+    if any(result.figures["failed"] for result in results):
+        errors = [str(result.figures["first_error"]) for result in results]
+        typer.echo(f"error: requests failed: {'; '.join(errors)}", err=True)
+        raise typer.Exit(1)
+
+
 def save(
     path: Path, settings: dict[str, Any], figures: dict[str, Any], *, with_details: bool
 ) -> None:

@@ -1,0 +1,64 @@
+"""`hotbatch serve` on a machine without a model, as a program: the real server and scheduler."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from types import SimpleNamespace
+
+from hotbatch.core.config import SchedulerConfig
+from hotbatch.core.scheduler import Scheduler
+from hotbatch.engine import Engine
+from hotbatch.server.run import run_server
+from hotbatch.simulator import ConstantStepTime, SimulatedExecutor, TokenModel
+from hotbatch.text.made_up import made_up_tokenizer
+
+VOCABULARY = 20_000
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batching", default="continuous")
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--fail", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.fail:
+        sys.exit("cannot start, says the test")
+    executor = SimulatedExecutor(
+        num_blocks=512,
+        model=TokenModel(VOCABULARY),
+        step_time=ConstantStepTime(0.001),
+        sleep=time.sleep,
+        strict=False,
+    )
+    config = SchedulerConfig(
+        num_blocks=512,
+        max_model_len=4096,
+        batching=arguments.batching,
+        static_batch_size=4,
+        static_timeout=0.01,
+    )
+    model = SimpleNamespace(
+        name="simulated",
+        engine=Engine(Scheduler(config), executor),
+        tokenizer=made_up_tokenizer(VOCABULARY),
+        chat_template=None,
+        eos_token_ids=frozenset(),
+        generation_defaults={},
+    )
+    settings = SimpleNamespace(
+        host=arguments.host,
+        port=arguments.port,
+        served_model_name=(),
+        api_key=(),
+        shutdown_grace=1.0,
+        max_body_bytes=2**24,
+        log_level="warning",
+    )
+    return run_server(model, settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -41,7 +41,7 @@ class Burst:
     peak: int = 100
     base_requests: int = 12
     ramp_start: float = 3.0
-    ramp_end: float = 8.0
+    ramp_end: float = 5.0
     seed: int = 0
 
     def clients(self) -> list[Client]:

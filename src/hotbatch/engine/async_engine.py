@@ -32,7 +32,9 @@ class EventStream:
     engine computes on for nobody.
     """
 
-    def __init__(self, engine: Engine, request_id: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, engine: AsyncEngine, request_id: str, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.request_id = request_id
         self.loop = loop
         self._engine = engine
@@ -59,8 +61,7 @@ class EventStream:
 
     def cancel(self) -> None:
         """Ends the request if it has not ended. Idempotent, from any thread."""
-        if not self._has_ended:
-            self._engine.cancel(self.request_id)
+        self._engine._cancel(self)
 
     def __enter__(self) -> EventStream:
         return self
@@ -129,7 +130,7 @@ class AsyncEngine:
                 "choose another id.",
                 param="request_id",
             )
-        stream = EventStream(self.engine, request_id, asyncio.get_running_loop())
+        stream = EventStream(self, request_id, asyncio.get_running_loop())
         self._streams[request_id] = stream  # before the engine can deliver anything for it
         try:
             self.engine.submit(request)
@@ -143,6 +144,11 @@ class AsyncEngine:
         with self.submit(request) as stream:
             async for event in stream:
                 yield event
+
+    def _cancel(self, stream: EventStream) -> None:
+        # By identity: the id of a stream that has ended may belong to another request by now.
+        if self._streams.get(stream.request_id) is stream:
+            self.engine.cancel(stream.request_id)
 
     def _deliver(self, events: list[TokenEvent]) -> None:
         """On the engine's thread, once a step."""

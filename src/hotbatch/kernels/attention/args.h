@@ -27,7 +27,7 @@ struct KvLayout {
   KvDtype dtype = KvDtype::bf16;
   int kv_heads = 0;
   int head_dim = 0;     // a multiple of 16, at most 256
-  int block_size = 16;  // tokens a block, a multiple of 16 that divides 128 or is divided by it
+  int block_size = 16;  // tokens a block, a multiple of 16
 };
 
 // Numbers in a 32-bit word.
@@ -47,7 +47,8 @@ static inline size_t kv_block_bytes(const KvLayout& layout) {
   return kv_head_bytes(layout) * layout.kv_heads;
 }
 // Bytes of one row of queries as rotary/ writes them and attention/ reads them: per head the
-// head_dim numbers in the cache's dtype, and for int8 a line with scale (f32) and sum (int32).
+// head_dim numbers in the cache's dtype, and for int8 their scale (f32) and sum (int32) in 16
+// bytes more.
 static inline size_t query_head_bytes(const KvLayout& layout) {
   const size_t numbers = static_cast<size_t>(layout.head_dim) * 4 / kv_pack(layout.dtype);
   return layout.dtype == KvDtype::int8 ? numbers + 16 : numbers;
@@ -121,19 +122,17 @@ struct AttentionArgs {
   size_t scratch_stride = 0;         // at least attention_scratch_bytes, a multiple of 64
 };
 
-// Queries (rows x heads of a group) that one item handles at most, if a group is not larger.
+// Queries (rows x heads of a group) that one item handles at most; no group may be larger.
 constexpr int kTileQueries = 64;
+// Queries whose products with keys and values are formed in registers together.
+constexpr int kQueryBlock = 8;
 
-static inline int attention_tile_queries(const KvLayout& layout, int q_heads) {
-  const int group = q_heads / layout.kv_heads;
-  return group > kTileQueries ? group : kTileQueries;
-}
-// Bytes of scratch that one thread needs.
-static inline size_t attention_scratch_bytes(const KvLayout& layout, int q_heads) {
-  const size_t queries = static_cast<size_t>(attention_tile_queries(layout, q_heads));
-  const size_t state = queries * (layout.head_dim + 8) * sizeof(float);
-  const size_t block = size_t{8} * (3 * kKeyChunk + layout.head_dim) * sizeof(float);
-  return (state + block + 4096 + 63) / 64 * 64;
+// Bytes of scratch that one thread needs: the running state of a tile, and the scores, weights
+// and weighted values of a block of queries against a chunk of keys.
+static inline size_t attention_scratch_bytes(const KvLayout& layout, int /*q_heads*/) {
+  const size_t state = size_t{kTileQueries} * (layout.head_dim + 2);
+  const size_t block = size_t{kQueryBlock} * (2 * kKeyChunk + layout.head_dim);
+  return (state + block) * sizeof(float);
 }
 
 }  // namespace hotbatch

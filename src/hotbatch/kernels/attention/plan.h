@@ -16,8 +16,11 @@ class AttentionPlanner {
                      int threads);
 
  private:
-  struct Segment;
-  std::vector<AttentionItem> items_;
+  AttentionWork finish(const Batch& batch, const KvLayout& layout, int q_heads, int window);
+
+  std::vector<AttentionItem> items_, sorted_;
+  std::vector<float> costs_;
+  std::vector<int> order_;
   std::vector<AttentionRow> rows_;
   std::vector<AttentionMerge> merges_;
 };

@@ -522,3 +522,40 @@ inline void store_packed_indices(int32_t* p, int first, uint32_t mask) {
 #endif
 
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+
+inline float first_lane(vf x) {
+#if defined(__AVX512F__)
+  return _mm512_cvtss_f32(x.v);
+#elif defined(__AVX2__)
+  return _mm256_cvtss_f32(x.a);
+#else
+  return x.v[0];
+#endif
+}
+
+// 2^x to about 2 units in the last place, for x <= 1; below -126.5 the result is exactly 0, and
+// NaN stays NaN. Polynomial of Cephes' exp2f.
+inline vf exp2(vf x) {
+#if defined(__AVX512F__)
+  const vf n = {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+  const vf r = x - n;
+#else
+  x = max(set1(-127.0f), x);
+  const vi n = round_to_int(x);
+  const vf r = x - to_float(n);
+#endif
+  vf p = set1(1.535336188319500e-4f);
+  p = fma(p, r, set1(1.339887440266574e-3f));
+  p = fma(p, r, set1(9.618437357674640e-3f));
+  p = fma(p, r, set1(5.550332471162809e-2f));
+  p = fma(p, r, set1(2.402264791363012e-1f));
+  p = fma(p, r, set1(6.931472028550421e-1f));
+  p = fma(p, r, set1(1.0f));
+#if defined(__AVX512F__)
+  // Scaling reaches down to denormals; cut where the other paths do.
+  const __mmask16 enough = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-126.5f), _CMP_NLT_UQ);
+  return {_mm512_maskz_scalef_ps(enough, p.v, n.v)};
+#else
+  return p * exp2_int(n);
+#endif
+}

@@ -20,7 +20,10 @@ from hotbatch.bench.report import DETAILS, METRICS, banner, summarize
 from hotbatch.bench.workload import BenchRequest, RandomLengths, arrival_times, random_requests
 
 app = typer.Typer(
-    help="Measure a server under load.", no_args_is_help=True, pretty_exceptions_enable=False
+    help="Measure a server under load.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 
 
@@ -95,7 +98,7 @@ def serve(
     percentile_metrics: Annotated[
         str, typer.Option(help="Which figures the banner shows.")
     ] = ",".join(METRICS),
-    metric_percentiles: Annotated[str, typer.Option(help="Percentiles to report.")] = "50,90,99",
+    metric_percentiles: Annotated[str, typer.Option(help="Percentiles to report.")] = "90,99",
     save_result: Annotated[bool, typer.Option(help="Write a JSON file.")] = False,
     save_detailed: Annotated[bool, typer.Option(help="With each request's figures.")] = False,
     result_dir: Annotated[Path, typer.Option(help="Folder of the JSON file.")] = Path("."),

@@ -81,11 +81,10 @@ class LogprobFormatter:
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
         """The alternatives, and the token itself even if it is not among them."""
-        shown = {
-            self._name(token_id): max(logprob, _LOWEST)
-            for token_id, logprob in entry.top[: self._num_top]
-        }
-        shown.setdefault(self._name(entry.token_id), max(entry.logprob, _LOWEST))
+        shown: dict[str, float] = {}
+        for token_id, logprob in [*entry.top[: self._num_top], (entry.token_id, entry.logprob)]:
+            # Parts of characters print alike; the likeliest of them, the first, is shown.
+            shown.setdefault(self._name(token_id), max(logprob, _LOWEST))
         return shown
 
     def prompt(self, entries: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:

@@ -14,9 +14,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any, TypeVar
 
+import hotbatch
 from hotbatch.core.errors import (
     ContextLengthError,
     EngineStoppedError,
@@ -93,7 +93,7 @@ class Service:
         self.model_name = config.served_names[0]
         self.max_model_len = self.engine.info.max_model_len
         self.created = int(time.time())
-        self.version = metadata.version("hotbatch") if _is_installed() else "0"
+        self.version = hotbatch.__version__
         self.is_accepting = True  # False from the first signal to stop on
         info = self.engine.info
         self.metrics = ServerMetrics(
@@ -156,8 +156,8 @@ class Service:
         template = self.chat_template
         if template is None:
             raise InvalidRequestError(
-                "This model has no chat template; use /v1/completions, or start the server "
-                "with --chat-template.",
+                "messages cannot be rendered: this model has no chat template. Use "
+                "/v1/completions, or start the server with --chat-template.",
                 param="messages",
             )
         if messages is None:
@@ -221,11 +221,3 @@ class Service:
     def close(self) -> None:
         """Ends the text thread. The engine is stopped by whoever started it."""
         self._text_thread.shutdown(wait=False, cancel_futures=True)
-
-
-def _is_installed() -> bool:
-    try:
-        metadata.version("hotbatch")
-    except metadata.PackageNotFoundError:
-        return False
-    return True

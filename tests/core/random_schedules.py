@@ -59,10 +59,10 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         st.sampled_from(["continuous", "continuous", "continuous", "static", "request"])
     )
     return SchedulerConfig(
-        # Room for 12 to 48 tokens: from hardly one request to most of them.
-        num_blocks=-(-draw(st.integers(12, 48)) // block_size),
+        # Room for 12 to 36 tokens: from hardly one request to most of them.
+        num_blocks=-(-draw(st.integers(12, 36)) // block_size),
         block_size=block_size,
-        max_model_len=draw(st.sampled_from([20, 40])),
+        max_model_len=draw(st.sampled_from([20, 36])),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 12)),
         batching=batching,
@@ -116,11 +116,11 @@ def cases(draw: st.DrawFn) -> Case:
                     "group_id": f"g{index}" if siblings > 1 else None,
                 }
             )
-    rare = st.sampled_from([0.0, 0.0, 0.05])
+    rare = st.sampled_from([0.0, 0.0, 0.0, 0.02])
     habits = Habits(
         seed=draw(st.integers(0, 2**32)),
         arrival=draw(st.sampled_from([0.1, 0.5, 1.0])),
-        cancel=draw(st.sampled_from([0.0, 0.02, 0.15])),
+        cancel=draw(st.sampled_from([0.0, 0.01, 0.1])),
         lookahead=draw(st.sampled_from([0.0, 0.5, 1.0])),
         fail_step=draw(rare),
         fail_request=draw(rare),

@@ -91,6 +91,18 @@ def test_a_block_is_not_found_before_its_step_is_committed() -> None:
     assert must_plan(scheduler).requests[-1].start == 8
 
 
+def test_a_commit_makes_only_the_blocks_of_its_own_step_findable() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=8)
+    prompt = list(range(16))
+    scheduler.add(make_request("a", prompt))
+    first, second = must_plan(scheduler), must_plan(scheduler)
+    scheduler.commit(first, result_of(first), 0.0)
+    scheduler.add(make_request("b", prompt))
+    assert must_plan(scheduler).requests[0].start == 8, "the second chunk is still computed"
+    scheduler.fail(second, "lost")
+    scheduler.check_integrity()
+
+
 def test_a_full_hit_copies_the_last_block_and_computes_the_last_token() -> None:
     scheduler = make_scheduler()
     warm(scheduler, PROMPT[:8])

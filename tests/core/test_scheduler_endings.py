@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from core_factories import (
     make_request,
@@ -13,7 +15,7 @@ from core_factories import (
     sizes,
 )
 
-from hotbatch.core import FinishReason, RequestState, Scheduler
+from hotbatch.core import FinishReason, RequestState, Scheduler, TokenLogprob
 
 
 def assert_empty(scheduler: Scheduler) -> None:
@@ -214,6 +216,30 @@ def test_an_evicted_request_can_be_cancelled() -> None:
     assert event is not None and event.num_output == 1
     run_to_end(scheduler)
     assert_empty(scheduler)
+
+
+def test_prompt_logprobs_gathered_before_an_eviction_are_not_told_twice() -> None:
+    scheduler = make_scheduler(num_blocks=6, max_num_batched_tokens=8)
+    scheduler.add(make_request("old", 7, max_tokens=8))
+    run_step(scheduler)
+    scheduler.add(make_request("new", 15, max_tokens=1, prompt_logprobs=0))
+    told = 0
+    while scheduler.has_work:
+        plan = must_plan(scheduler)
+        result = result_of(plan)
+        outcomes = tuple(
+            replace(
+                outcome,
+                prompt_logprobs=tuple(
+                    TokenLogprob(token, -1.0, 1) for token in planned.next_tokens
+                ),
+            )
+            for outcome, planned in zip(result.requests, plan.requests, strict=True)
+        )
+        for event in scheduler.commit(plan, replace(result, requests=outcomes), 0.0):
+            told += len(event.prompt_logprobs)
+    assert scheduler.stats().preemptions == 1
+    assert told == 14
 
 
 def test_a_request_in_flight_is_not_evicted() -> None:

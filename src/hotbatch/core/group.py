@@ -36,11 +36,9 @@ class RequestGroup:
         return leader is not None and leader.num_committed < leader.num_prompt
 
     def prompt_owner(self) -> Request | None:
-        """The sibling whose blocks hold the computed prompt, if there is one."""
-        leader = self.leader
-        if leader is None or leader.num_committed < leader.num_prompt:
-            return None
-        return leader
+        """The sibling whose blocks hold the computed prompt, if one runs; not while pending."""
+        assert not self.is_prompt_pending(), "the prompt is not computed yet"
+        return self.leader
 
 
 class GroupRegistry:

@@ -87,7 +87,6 @@ class KvCache:
         self.pool.release(request.block_table)
         request.block_table = ()
         request.capacity = 0
-        request.num_indexed = 0
 
     def index(self, request: Request) -> None:
         """Make the blocks that are full and committed findable by content."""

@@ -248,6 +248,7 @@ class Scheduler:
         for request in queued:
             assert request.state in (RequestState.WAITING, RequestState.EVICTED)
             assert not request.block_table, f"{request!r} waits with blocks"
+            assert request.num_computed == request.num_committed == 0
         for request in self._running:
             assert request.state is RequestState.RUNNING
             assert request.num_committed <= request.num_computed <= request.capacity

@@ -84,7 +84,12 @@ class CpuExecutor:
         )
         self._program.set_rotary(*rotary_tables(config, max_model_len))
         self._program.set_cache(
-            kv_dtype, block_size, config.num_kv_heads, config.head_dim, config.num_layers, num_blocks
+            kv_dtype,
+            block_size,
+            config.num_kv_heads,
+            config.head_dim,
+            config.num_layers,
+            num_blocks,
         )
         recorder = ProgramRecorder(self._program, precision, config.num_heads, progress)
         self._program.finish(forward(recorder, model.weights, config).buffer)

@@ -18,6 +18,14 @@ from pathlib import Path
 DEFAULT_CAP_BYTES = 448 * 2**20
 FREE_SHARE = 0.25
 
+_NUMBER_BYTES = {"f32": 4, "bf16": 2, "int8": 1}
+
+
+def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, kv_dtype: str) -> int:
+    """Bytes of one token's keys and values in all layers; int8 has an f32 scale for each head."""
+    scale = 4 if kv_dtype == "int8" else 0
+    return 2 * num_layers * num_kv_heads * (head_dim * _NUMBER_BYTES[kv_dtype] + scale)
+
 
 def default_kv_bytes(free_bytes: int, bytes_per_token: int, max_model_len: int) -> int:
     """Bytes of the KV cache by the rule above; at least one token's."""

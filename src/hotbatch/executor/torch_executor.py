@@ -22,6 +22,7 @@ from hotbatch.core.plan import StepPlan, StepResult
 from hotbatch.engine.protocol import ExecutorInfo
 from hotbatch.executor import results
 from hotbatch.executor.inputs import Int32Array, StepInputs, pack
+from hotbatch.executor.recorder import layer_precision
 from hotbatch.kernels.activation.reference import silu_mul
 from hotbatch.kernels.attention.reference import paged_attention
 from hotbatch.kernels.embedding.reference import embed
@@ -43,8 +44,10 @@ _ON_FOUR_BIT_GRID = ("Q4_0", "Q4_1")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Linear:
-    """A linear layer on the device: `weight` [N, K] is f32, bf16, or int8 with `scales` [N]."""
+    """A linear layer on the device: `weight` [N, K] is f32 (also for int4, then on a 4-bit
+    grid), bf16, or int8 with `scales` [N]."""
 
+    precision: str
     weight: Tensor
     scales: Tensor | None
     bias: Tensor | None
@@ -56,8 +59,8 @@ class TorchExecutor:
     Args:
         model: from `load_model`.
         device: a torch device, such as "cpu" or "cuda".
-        precision: of linear layers: "f32", "bf16", "int8" or "int4"; activations between them
-            stay f32.
+        precision: of linear layers: "f32", "bf16", "int8" or "int4" (with the head and what
+            the file holds finer in int8); activations between them stay f32.
         num_blocks, block_size: size of the KV cache, in blocks and in tokens a block.
         max_model_len: longest prompt plus output; None for the model's own limit.
         kv_dtype: "f32" or "bf16"; None for f32 where the precision is f32, else bf16.
@@ -176,15 +179,16 @@ class TorchExecutor:
             weight = self.embedding
         else:
             weight = self._to_device(linear.to_f32())
+        precision = layer_precision(linear, self.precision, linear is self.weights.head)
         scales = None
-        if self.precision == "bf16":
+        if precision == "bf16":
             weight = weight.to(torch.bfloat16)
-        elif self.precision == "int8":
+        elif precision == "int8":
             weight, scales = matmul.quantize_weight_int8(weight)
-        elif self.precision == "int4":
+        elif precision == "int4":
             weight = _on_four_bit_grid(linear, weight)
         bias = None if linear.bias is None else self._to_device(linear.bias)
-        return _Linear(weight, scales, bias)
+        return _Linear(precision, weight, scales, bias)
 
 
 class _TorchOps:
@@ -219,7 +223,7 @@ class _TorchOps:
             "f32": matmul.linear,
             "bf16": matmul.linear_bf16,
             "int4": matmul.linear_int4,
-        }[self._executor.precision]
+        }[layer.precision]
         return product(x, layer.weight, layer.bias, residual)
 
     def rotary_and_store(

@@ -1,5 +1,6 @@
 // Chooses an instruction set at run time.
 #include <cstring>
+#include <initializer_list>
 
 #include "csrc/kernel_table.h"
 

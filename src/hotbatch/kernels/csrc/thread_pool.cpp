@@ -42,7 +42,7 @@ ThreadPool::ThreadPool(int threads) {
 ThreadPool::~ThreadPool() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    stopping_ = true;
+    stopping_.store(true, std::memory_order_release);
     awake_.store(true, std::memory_order_release);
   }
   wake_.notify_all();
@@ -96,7 +96,9 @@ void ThreadPool::work(int thread) {
       if (stopping_) return;
     }
     Patience patience;
-    while (awake_.load(std::memory_order_acquire)) {
+    // A worker may sleep through end() and see the next begin(), or the destructor's.
+    while (awake_.load(std::memory_order_acquire) &&
+           !stopping_.load(std::memory_order_relaxed)) {
       if (take_one(thread)) {
         patience = Patience();
       } else {

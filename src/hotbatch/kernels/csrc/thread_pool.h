@@ -63,7 +63,7 @@ class ThreadPool {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::atomic<bool> awake_{false};
-  bool stopping_ = false;
+  std::atomic<bool> stopping_{false};
   std::vector<std::thread> workers_;
 };
 

@@ -119,6 +119,18 @@ def test_a_full_hit_copies_the_last_block_and_computes_the_last_token() -> None:
     scheduler.check_integrity()
 
 
+def test_what_a_copy_brings_counts_as_computed_but_not_yet_as_there() -> None:
+    # Otherwise a sibling admitted in the same step would copy from the copy's destination.
+    scheduler = make_scheduler()
+    warm(scheduler, PROMPT[:8])
+    request = make_request("b", PROMPT[:8], max_tokens=2)
+    scheduler.add(request)
+    plan = must_plan(scheduler)
+    assert (request.num_computed, request.num_committed) == (8, 4)
+    scheduler.commit(plan, result_of(plan), 0.0)
+    assert request.num_committed == 8
+
+
 def test_the_source_of_a_copy_outlives_a_cancellation_until_the_commit() -> None:
     scheduler = make_scheduler(num_blocks=3)
     warm(scheduler, PROMPT[:8])

@@ -9,14 +9,14 @@ from random_schedules import Case, cases, run_case
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
 
 
-@settings(max_examples=250, **QUIET)  # type: ignore[arg-type]
+@settings(max_examples=150, **QUIET)  # type: ignore[arg-type]
 @given(case=cases())
 def test_random_schedules_end_like_solo_runs(case: Case) -> None:
     run_case(case)
 
 
 @pytest.mark.slow
-@settings(max_examples=5000, **QUIET)  # type: ignore[arg-type]
+@settings(max_examples=2000, **QUIET)  # type: ignore[arg-type]
 @given(case=cases())
 def test_many_random_schedules_end_like_solo_runs(case: Case) -> None:
     run_case(case)

@@ -83,6 +83,17 @@ def test_a_chunk_policy_bounds_what_a_prompt_takes() -> None:
     assert sizes(run_step(scheduler)[0]) == {"a": 2, "b": 2}
 
 
+def test_a_chunk_policy_can_hold_a_running_prompt_back_but_not_a_new_one() -> None:
+    def only_a(request: Request, num_uncomputed: int, budget_left: int) -> int:
+        return 3 if request.request_id == "a" else 0
+
+    scheduler = make_scheduler(policies=Policies(chunk_size=only_a))
+    for name in ("a", "b"):
+        scheduler.add(make_request(name, 6))
+    assert sizes(run_step(scheduler)[0]) == {"a": 3, "b": 1}
+    assert sizes(run_step(scheduler)[0]) == {"a": 3}
+
+
 def test_an_order_policy_decides_who_comes_first() -> None:
     def by_priority(request: Request) -> tuple[float, ...]:
         return (request.priority, request.order)

@@ -155,7 +155,9 @@ class KvCache:
         own = self.pool.allocate(self._num_missing(request, prefix))
         request.block_table = prefix.shared + own
         request.capacity = len(request.block_table) * self.block_size
-        request.num_computed = request.num_committed = prefix.num_tokens
+        request.num_computed = prefix.num_tokens
+        # What is yet to be copied is not there before the step is committed.
+        request.num_committed = len(prefix.shared) * self.block_size
         request.num_indexed = len(prefix.shared) if self.enable_prefix_caching else 0
         if request.num_cached is None:
             request.num_cached = prefix.num_tokens

@@ -43,7 +43,8 @@ class Policies:
         choose_victim: which of the running requests gives its blocks back. Must never choose
             the same request for ever while others come and go, or that one starves.
         chunk_size: (request, uncomputed tokens, budget left) -> tokens to compute now; 0 leaves
-            it out of this step. Somebody must get at least one when nobody decodes.
+            a running request out of this step; a newly admitted one computes at least one.
+            Somebody must get at least one when nobody decodes.
         propose_drafts: (request, limit) -> at most `limit` guessed next tokens, to be verified
             in the same step; None to guess nothing.
     """

@@ -334,11 +334,11 @@ class Scheduler:
         )
         return tuple(propose(request, limit))[:limit] if limit > 0 else ()
 
-    def _plan_chunk(self, step: _Step, request: Request) -> None:
+    def _plan_chunk(self, step: _Step, request: Request, at_least: int = 0) -> None:
         start = request.num_computed
         num_uncomputed = len(request.tokens) - start
         size = self._policies.chunk_size(request, num_uncomputed, step.budget)
-        size = min(size, num_uncomputed, step.budget)
+        size = min(max(size, at_least), num_uncomputed, step.budget)
         if size > 0:
             self._enter(step, request, tuple(request.tokens[start : start + size]))
 
@@ -407,7 +407,8 @@ class Scheduler:
             if not self._place(step, request):
                 break
             queue.pop(index)
-            self._plan_chunk(step, request)
+            # At least one token, as its copy and its place in the batch are made in this step.
+            self._plan_chunk(step, request, at_least=1)
 
     def _place(self, step: _Step, request: Request) -> bool:
         group = request.group

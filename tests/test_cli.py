@@ -47,7 +47,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineOptions, ServerO
     def assembled(options: EngineOptions, console: Any) -> Iterator[EngineOptions]:
         yield options
 
-    def serve_it(assembly: Any, options: ServerOptions, **_: Any) -> None:
+    def serve_it(assembly: Any, options: ServerOptions, _: Any) -> None:
         seen.append((assembly, options))
 
     monkeypatch.setattr(cli, "_assembled", assembled)
@@ -118,8 +118,8 @@ def test_help_lists_every_option(run: Cli) -> None:
         (["serve", "--no-such-option"], "--no-such-option"),
         (["serve", "one", "two"], "two"),
         (["generate"], "PROMPT"),
-        (["generate", "--max-tokens", "0", "Hi"], "max_tokens"),
-        (["chat", "--url", "http://127.0.0.1:1", "--temperature", "-1"], "temperature"),
+        (["generate", "--max-tokens", "0", "Hi"], "--max-tokens"),
+        (["chat", "--url", "http://127.0.0.1:1", "--temperature", "-1"], "--temperature"),
         (["nonsense"], "nonsense"),
     ],
 )

@@ -45,6 +45,7 @@ def test_what_is_no_size(text: str) -> None:
         (EngineOptions, {"max_num_seqs": "8"}, "--max-num-seqs"),
         (EngineOptions, {"max_num_seqs": 0}, "--max-num-seqs"),
         (EngineOptions, {"max_model_len": 1}, "--max-model-len"),
+        (EngineOptions, {"block_size": 24}, "--block-size"),
         (EngineOptions, {"kv_cache_memory_bytes": 0}, "--kv-cache-memory-bytes"),
         (EngineOptions, {"static_batch_size": 4}, "--static-batch-size"),
         (EngineOptions, {"static_batch_timeout": 1.0}, "--static-batch-timeout"),

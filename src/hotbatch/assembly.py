@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hotbatch.core.config import SchedulerConfig
-from hotbatch.core.errors import ModelLoadError, OptionError
+from hotbatch.core.errors import InvalidRequestError, OptionError
 from hotbatch.core.scheduler import Scheduler
 from hotbatch.engine.engine import Engine
 from hotbatch.engine.protocol import Executor, ExecutorInfo
-from hotbatch.executor.kv_sizing import default_kv_bytes, free_memory_bytes
+from hotbatch.executor.kv_sizing import (
+    default_kv_bytes,
+    free_memory_bytes,
+    kv_bytes_per_token,
+)
 from hotbatch.models.embedded import EMBEDDED_MODEL_NAME, embedded_model_path
 from hotbatch.models.loader import LoadedModel, load_model
-from hotbatch.options import EngineOptions
+from hotbatch.options import EngineOptions, flag_of
 from hotbatch.text import ChatTemplate, Tokenizer
 from hotbatch.text.made_up import made_up_tokenizer
 
@@ -119,33 +123,99 @@ def _chat_template(
 # ---- executor and scheduler
 
 
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What the executor gets where the options leave it open."""
+
+    precision: str
+    kv_dtype: str
+    num_blocks: int
+    max_model_len: int
+
+
 def _executor(options: EngineOptions, model: LoadedModel, report: Report | None) -> Executor:
-    arguments: dict[str, Any] = {
-        "precision": options.precision,
-        "block_size": options.block_size,
-        "max_model_len": _max_model_len(options, model.config),
-        "max_num_seqs": options.max_num_seqs,
-        "max_num_batched_tokens": _batched_tokens(options),
-        "kv_cache_bytes": _kv_bytes(options, model.config),
-        "kv_cache_dtype": options.kv_cache_dtype,
-    }
-    if options.device == "cuda":
-        return _torch_executor(model, arguments)
+    precision = options.precision
+    if precision == "auto":
+        precision = "int8" if options.device == "cpu" else "bf16"
+    kv_dtype = options.kv_cache_dtype
+    if kv_dtype == "auto":
+        kv_dtype = "f32" if precision == "f32" else "bf16"
+    max_model_len = _max_model_len(options, model.config)
+    shape = _Shape(
+        precision=precision,
+        kv_dtype=kv_dtype,
+        num_blocks=_num_blocks(options, model.config, kv_dtype, max_model_len),
+        max_model_len=max_model_len,
+    )
+    try:
+        if options.device == "cuda":
+            return _torch_executor(options, model, shape)
+        return _cpu_executor(options, model, shape, report)
+    except InvalidRequestError as error:
+        flag = flag_of(error.param or "device")
+        raise OptionError(f"{flag}: {error.message}", param=flag) from error
+
+
+def _cpu_executor(
+    options: EngineOptions, model: LoadedModel, shape: _Shape, report: Report | None
+) -> Executor:
     from hotbatch.executor.cpu_executor import CpuExecutor
 
-    return CpuExecutor(model, threads=options.threads, **arguments)
+    done = 0
+    total = _linear_bytes(model)
+
+    def progress(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        if report is not None:
+            report(f"Loading {model.name}", done, total)
+
+    return CpuExecutor(
+        model,
+        num_blocks=shape.num_blocks,
+        precision=shape.precision,
+        threads=options.threads,
+        block_size=options.block_size,
+        max_model_len=shape.max_model_len,
+        max_num_batched_tokens=_batched_tokens(options),
+        max_num_seqs=options.max_num_seqs,
+        kv_cache_dtype=shape.kv_dtype,
+        progress=progress,
+    )
 
 
-def _torch_executor(model: LoadedModel, arguments: dict[str, Any]) -> Executor:
+def _torch_executor(options: EngineOptions, model: LoadedModel, shape: _Shape) -> Executor:
     try:
         from hotbatch.executor.torch_executor import TorchExecutor
     except ModuleNotFoundError as error:
-        raise OptionError(
-            f"--device cuda needs torch, which is not installed ({error}): "
-            "pip install 'hotbatch[cuda]', or make setup.",
-            param="--device",
-        ) from error
-    return TorchExecutor(model, device="cuda", **arguments)
+        raise _torch_is_missing(error) from error
+    return TorchExecutor(
+        model,
+        device="cuda",
+        precision=shape.precision,
+        num_blocks=shape.num_blocks,
+        block_size=options.block_size,
+        max_model_len=shape.max_model_len,
+        kv_dtype=shape.kv_dtype,
+    )
+
+
+def _torch_is_missing(error: ModuleNotFoundError) -> OptionError:
+    return OptionError(
+        f"--device cuda needs torch ({error}): pip install 'hotbatch[cuda]', or make setup.",
+        param="--device",
+    )
+
+
+def _linear_bytes(model: LoadedModel) -> int:
+    """Bytes of all matrices that are packed, as they lie in the file."""
+    layers = (
+        (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
+        for layer in model.weights.layers
+    )
+    return model.weights.head.num_bytes + sum(
+        weight.num_bytes for layer in layers for weight in layer
+    )
 
 
 def _max_model_len(options: EngineOptions, config: ModelConfig) -> int:
@@ -165,22 +235,35 @@ def _batched_tokens(options: EngineOptions) -> int:
     return options.max_num_batched_tokens or default
 
 
-def _kv_bytes(options: EngineOptions, config: ModelConfig) -> int:
-    if options.kv_cache_memory_bytes is not None:
-        return options.kv_cache_memory_bytes
-    precise = options.kv_cache_dtype == "f32" or (
-        options.kv_cache_dtype == "auto" and options.precision == "f32"
+def _num_blocks(
+    options: EngineOptions, config: ModelConfig, kv_dtype: str, max_model_len: int
+) -> int:
+    per_token = kv_bytes_per_token(
+        config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype
     )
-    per_token = 2 * config.num_layers * config.kv_size * (4 if precise else 2)
-    longest = options.max_model_len or config.max_position_embeddings
-    return default_kv_bytes(_free_bytes(options.device), per_token, longest)
+    asked = options.kv_cache_memory_bytes
+    num_bytes = asked or default_kv_bytes(_free_bytes(options.device), per_token, max_model_len)
+    num_blocks = num_bytes // (per_token * options.block_size)
+    if num_blocks < 1:
+        raise OptionError(
+            f"--kv-cache-memory-bytes: the KV cache of {num_bytes} bytes holds not even one "
+            f"block ({per_token * options.block_size} bytes). Give it more.",
+            param="--kv-cache-memory-bytes",
+        )
+    return num_blocks
 
 
 def _free_bytes(device: str) -> int:
     if device == "cpu":
         return free_memory_bytes()
-    import torch
-
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise _torch_is_missing(error) from error
+    if not torch.cuda.is_available():
+        raise OptionError(
+            "--device cuda: torch finds no GPU that it can use here.", param="--device"
+        )
     free: int = torch.cuda.mem_get_info()[0]
     return free
 

@@ -1,23 +1,33 @@
-"""A conversation in the terminal with any OpenAI-compatible server.
+"""A conversation in the terminal, with a model in this process or with a server.
 
-A client like any other: it speaks HTTP, streams, and ends an answer by hanging up. So
-`hotbatch chat` without an address starts a server of its own on a free port and talks to that,
-and both ways show exactly what a client of the server would get.
+What answers is a `Partner`: a `LocalModel` puts the conversation straight into an engine, a
+`RemoteModel` speaks HTTP to any OpenAI-compatible server. Both stream, and with both an answer
+that is no longer wanted is ended by closing its stream.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
 from rich.console import Console
 from rich.markup import escape
 
 from hotbatch.core.errors import HotbatchError
+from hotbatch.core.plan import TokenEvent
+from hotbatch.core.request import Request
+from hotbatch.core.sampling_params import SamplingParams
+from hotbatch.engine.seeds import child_seed
+from hotbatch.server.output import ChoiceOutput
+
+if TYPE_CHECKING:
+    from hotbatch.assembly import Assembly
 
 _HELP = (
     "/reset forgets the conversation, /system TEXT sets the system prompt, /exit leaves; "
@@ -25,67 +35,151 @@ _HELP = (
 )
 
 
-@dataclass
+@dataclass(slots=True)
 class Conversation:
-    """The messages so far and how the next answer is to be sampled.
+    """How answers are sampled, the system prompt, and what was said so far."""
 
-    `sampling` holds fields of the chat completion request, such as temperature; those that
-    are None are left to the server.
-    """
-
-    model: str
+    params: SamplingParams
     system: str | None = None
-    sampling: dict[str, Any] = field(default_factory=dict)
-    messages: list[dict[str, str]] = field(default_factory=list)
+    turns: list[dict[str, str]] = field(default_factory=list)
 
-    def request(self) -> dict[str, Any]:
-        """The JSON body that asks for the next answer."""
+    @property
+    def messages(self) -> list[dict[str, str]]:
         opening = [{"role": "system", "content": self.system}] if self.system else []
-        body = {
-            "model": self.model,
-            "messages": opening + self.messages,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        return body | {name: value for name, value in self.sampling.items() if value is not None}
+        return opening + self.turns
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A bit of an answer, or its end with the count of tokens in it."""
+    """A bit of an answer; `num_tokens` is how many the answer has so far, where known."""
 
     text: str = ""
     num_tokens: int | None = None
 
 
-class ChatClient:
-    """Speaks to one server. `url` may or may not end in /v1.
+class Partner(Protocol):
+    """Whoever answers."""
+
+    @property
+    def name(self) -> str: ...
+
+    def answer(self, conversation: Conversation) -> Generator[Piece, None, None]:
+        """Yield the answer as it comes; closing the generator ends it.
+
+        Raises:
+            HotbatchError: it cannot answer; the message says why.
+        """
+        ...
+
+
+class LocalModel:
+    """A model in this process. Takes the assembly's engine and starts it."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        if assembly.chat_template is None:
+            raise HotbatchError(
+                f"The model {assembly.name} has no chat template; give one with --chat-template."
+            )
+        self.name = assembly.name
+        self._assembly = assembly
+        self._template = assembly.chat_template
+        self._ids = itertools.count()
+        self._events: queue.SimpleQueue[list[TokenEvent]] = queue.SimpleQueue()
+        assembly.engine.connect(self._events.put)
+        assembly.engine.start()
+
+    def answer(self, conversation: Conversation) -> Generator[Piece, None, None]:
+        assembly, params = self._assembly, conversation.params
+        # The template has written the special tokens already.
+        prompt = assembly.tokenizer.encode(
+            self._template.render(conversation.messages), add_special_tokens=False
+        )
+        request = Request(
+            f"chat-{next(self._ids)}",
+            prompt,
+            params,
+            seed=child_seed(params.seed, 0),
+            eos_token_ids=assembly.eos_token_ids,
+        )
+        output = ChoiceOutput(assembly.tokenizer, params, prompt)
+        assembly.engine.submit(request)
+        try:
+            yield from self._pieces(request.request_id, output)
+        finally:
+            assembly.engine.cancel(request.request_id)
+
+    def _pieces(self, request_id: str, output: ChoiceOutput) -> Generator[Piece, None, None]:
+        while True:
+            for event in self._events.get():
+                if event.request_id != request_id:
+                    continue  # the rest of an answer that was stopped
+                delta = output.feed(event)
+                if delta.error is not None:
+                    raise HotbatchError(delta.error)
+                yield Piece(delta.text, output.num_output)
+                if delta.finish_reason is not None:
+                    return
+
+
+class RemoteModel:
+    """A model behind an OpenAI-compatible server.
+
+    Args:
+        url: of the server, with or without /v1.
+        name: the model to ask for; None for the first that the server lists.
+        api_key: sent as a bearer token.
 
     Raises:
-        HotbatchError: from every method: the server cannot be reached or refuses; the message
-            has its words.
+        HotbatchError: the server cannot be reached or refuses; the message has its words.
     """
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
-        base = url.rstrip("/").removesuffix("/v1") + "/v1"
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        timeout = httpx.Timeout(10.0, read=None)  # an answer may wait long in the queue
-        try:
-            self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout)
-        except httpx.InvalidURL as error:
-            raise HotbatchError(f"--url {url}: {error}.", param="--url") from error
+    def __init__(self, url: str, name: str | None = None, api_key: str | None = None) -> None:
         self._url = url
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        try:
+            self._http = httpx.Client(
+                base_url=url.rstrip("/").removesuffix("/v1") + "/v1",
+                headers=headers,
+                timeout=httpx.Timeout(10.0, read=None),  # an answer may wait long in the queue
+            )
+            self.name = name or self._first_model()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._unreachable(error) from error
 
     def close(self) -> None:
         self._http.close()
 
-    def first_model(self) -> str:
-        """The id of the first model that the server lists."""
+    def answer(self, conversation: Conversation) -> Generator[Piece, None, None]:
         try:
-            response = self._http.get("/models")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            with self._http.stream(
+                "POST", "/chat/completions", json=self._body(conversation)
+            ) as response:
+                if response.status_code != httpx.codes.OK:
+                    response.read()
+                    raise _refusal(response)
+                for line in response.iter_lines():
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        yield _piece(json.loads(line.removeprefix("data: ")))
+        except httpx.HTTPError as error:
             raise self._unreachable(error) from error
-        _raise_for(response)
+
+    def _body(self, conversation: Conversation) -> dict[str, Any]:
+        params = conversation.params
+        body = {
+            "model": self.name,
+            "messages": conversation.messages,
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return body | ({"stop": list(params.stop)} if params.stop else {})
+
+    def _first_model(self) -> str:
+        response = self._http.get("/models")
+        if response.status_code != httpx.codes.OK:
+            raise _refusal(response)
         try:
             return str(response.json()["data"][0]["id"])
         except (ValueError, KeyError, IndexError, TypeError) as error:
@@ -93,21 +187,8 @@ class ChatClient:
                 f"{self._url} answers, but not as an OpenAI-compatible server does."
             ) from error
 
-    def stream(self, body: dict[str, Any]) -> Iterator[Piece]:
-        """Yield the answer as it comes; closing the generator hangs up."""
-        try:
-            with self._http.stream("POST", "/chat/completions", json=body) as response:
-                if response.status_code != httpx.codes.OK:
-                    response.read()
-                    _raise_for(response)
-                for line in response.iter_lines():
-                    if line.startswith("data: ") and line != "data: [DONE]":
-                        yield _piece(json.loads(line[len("data: ") :]))
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-
     def _unreachable(self, error: Exception) -> HotbatchError:
-        return HotbatchError(f"No answer from {self._url}: {error}. Does a server run there?")
+        return HotbatchError(f"No answer from {self._url} ({error}). Does a server run there?")
 
 
 def _piece(chunk: dict[str, Any]) -> Piece:
@@ -119,19 +200,17 @@ def _piece(chunk: dict[str, Any]) -> Piece:
     return Piece(text or "", usage.get("completion_tokens"))
 
 
-def _raise_for(response: httpx.Response) -> None:
-    if response.status_code == httpx.codes.OK:
-        return
+def _refusal(response: httpx.Response) -> HotbatchError:
     try:
         message = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         message = response.text.strip()[:200] or response.reason_phrase
-    raise HotbatchError(f"The server refuses (HTTP {response.status_code}): {message}")
+    return HotbatchError(f"The server refuses (HTTP {response.status_code}): {message}")
 
 
-def run_chat(client: ChatClient, conversation: Conversation, console: Console) -> None:
+def run_chat(partner: Partner, conversation: Conversation, console: Console) -> None:
     """Ask, answer, until the person leaves with /exit or Ctrl-D."""
-    console.print(f"[dim]{escape(conversation.model)}. {_HELP}.[/dim]")
+    console.print(f"[dim]{escape(partner.name)}. {_HELP}.[/dim]")
     while True:
         try:
             line = console.input("[bold cyan]you>[/bold cyan] ").strip()
@@ -143,54 +222,51 @@ def run_chat(client: ChatClient, conversation: Conversation, console: Console) -
         if line.startswith("/"):
             _obey(line, conversation, console)
         elif line:
-            _take_turn(line, client, conversation, console)
+            _take_turn(line, partner, conversation, console)
 
 
 def _obey(line: str, conversation: Conversation, console: Console) -> None:
     command, _, rest = line.partition(" ")
+    said = f"{_HELP}."
     if command == "/reset":
-        conversation.messages.clear()
-        console.print("[dim]The conversation starts anew.[/dim]")
+        conversation.turns.clear()
+        said = "The conversation starts anew."
     elif command == "/system":
         conversation.system = rest.strip() or None
-        console.print(
-            "[dim]The system prompt is set.[/dim]" if rest else "[dim]No system prompt.[/dim]"
-        )
-    else:
-        console.print(f"[dim]{_HELP}.[/dim]")
+        said = "The system prompt is set." if conversation.system else "No system prompt."
+    console.print(f"[dim]{said}[/dim]")
 
 
-def _take_turn(line: str, client: ChatClient, conversation: Conversation, console: Console) -> None:
-    conversation.messages.append({"role": "user", "content": line})
+def _take_turn(line: str, partner: Partner, conversation: Conversation, console: Console) -> None:
+    """One question and its answer. One that fails is forgotten, so that it can be asked again."""
+    conversation.turns.append({"role": "user", "content": line})
     try:
-        answer = _show_answer(client.stream(conversation.request()), console)
+        answer = _show(partner.answer(conversation), console)
     except HotbatchError as error:
-        conversation.messages.pop()
+        conversation.turns.pop()
         console.print(f"[red]{escape(error.message)}[/red]")
         return
-    conversation.messages.append({"role": "assistant", "content": answer})
+    conversation.turns.append({"role": "assistant", "content": answer})
 
 
-def _show_answer(pieces: Iterator[Piece], console: Console) -> str:
+def _show(pieces: Generator[Piece, None, None], console: Console) -> str:
     """Print the answer while it comes and, after it, its speed. Ctrl-C ends it early."""
     asked = time.perf_counter()
     first: float | None = None
-    answer, num_tokens = "", None
+    answer, num_tokens = "", 0
     try:
         for piece in pieces:
             if piece.text and first is None:
                 first = time.perf_counter()
             answer += piece.text
-            num_tokens = num_tokens if piece.num_tokens is None else piece.num_tokens
+            num_tokens = piece.num_tokens or num_tokens
             console.print(piece.text, end="", markup=False, highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         console.print(" [dim](stopped)[/dim]", end="")
     finally:
-        close = getattr(pieces, "close", None)
-        if close is not None:
-            close()
+        pieces.close()
     console.print()
-    if first is not None and num_tokens is not None and num_tokens > 1:
+    if first is not None and num_tokens > 1:
         rate = (num_tokens - 1) / max(time.perf_counter() - first, 1e-9)
         console.print(
             f"[dim]{num_tokens} tokens, the first after {1000 * (first - asked):.0f} ms, "

@@ -1,4 +1,4 @@
-"""The command line: arguments become options, the parts are joined, and a person is told.
+"""The command line: arguments become options, parts are joined, and a person is told.
 
 The options of a command are the fields of the classes in options.py: `_command` replaces a
 parameter annotated with such a class by one option a field. Everything heavy is imported
@@ -13,23 +13,26 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
+from hotbatch import __version__
 from hotbatch.core.errors import HotbatchError, OptionError
-from hotbatch.options import EngineOptions, ServerOptions
+from hotbatch.models.embedded import EMBEDDED_MODEL_NAME
+from hotbatch.options import EngineOptions, SamplingOptions, ServerOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hotbatch.assembly import Assembly, Report
+    from hotbatch.assembly import Assembly
 
 app = typer.Typer(
     help="Serve language models with dynamic batching.",
@@ -185,14 +188,21 @@ def _assembled(options: EngineOptions, console: Console) -> Iterator[Assembly]:
 
     columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn()]
     tasks: dict[str, TaskID] = {}
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+    bar = Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
 
         def report(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
-                tasks[stage] = progress.add_task(stage, total=total)
+                tasks[stage] = bar.add_task(stage, total=total)
                 if not console.is_terminal:
                     console.print(f"{stage} ({total / 1e6:.0f} MB)")
-            progress.update(tasks[stage], completed=done, total=total)
+            bar.update(tasks[stage], completed=done, total=total)
 
         from hotbatch.assembly import assemble
 
@@ -205,13 +215,14 @@ def _assembled(options: EngineOptions, console: Console) -> Iterator[Assembly]:
 
 def _announce(console: Console, assembly: Assembly, url: str, started: float) -> None:
     """The line that says it is ready, and with what."""
+    from rich.markup import escape
+
     info = assembly.info
     tokens = info.num_blocks * info.block_size
     facts = [
-        f"[bold]{assembly.name}[/bold] in {info.precision} on {info.device}",
-        f"KV cache {info.num_blocks} blocks, {tokens} tokens",
+        f"[bold]{escape(assembly.name)}[/bold]: {info.description or info.precision}",
+        f"{info.num_blocks} KV blocks for {tokens} tokens",
         f"context {info.max_model_len}",
-        *([info.description] if info.description else []),
         f"ready in {time.perf_counter() - started:.1f} s",
     ]
     console.print("; ".join(facts), soft_wrap=True)
@@ -224,39 +235,116 @@ def _announce(console: Console, assembly: Assembly, url: str, started: float) ->
 @_command
 def serve(engine: EngineOptions, server: ServerOptions) -> None:
     """Serve a model on an OpenAI-compatible address."""
-    from hotbatch.server.run import run_server
-
     started = time.perf_counter()
     console = _stderr_console()
+    _set_up_logging(server.log_level)
     with _assembled(engine, console) as assembly:
-        run_server(
-            assembly,
-            server,
-            on_ready=lambda url: _announce(console, assembly, url, started),
-        )
+        _run_server(assembly, server, lambda url: _announce(console, assembly, url, started))
 
 
 @_command
 def generate(
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="Texts to continue.")],
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="What to answer.")],
     engine: EngineOptions,
-    chat: Annotated[
-        bool, typer.Option("--chat/--raw", help="Put prompts through the chat template, or not.")
-    ] = True,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of each answer.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample among the likeliest of this mass.")] = 1.0,
+    sampling: SamplingOptions,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the texts, without the chat template.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt.")] = False,
 ) -> None:
     """Answer prompts in this process, all in one batch, and leave."""
+    with _assembled(engine, _stderr_console()) as assembly:
+        from hotbatch.llm import LLM
+
+        llm = LLM.from_parts(
+            assembly.engine,
+            assembly.tokenizer,
+            chat_template=assembly.chat_template,
+            eos_token_ids=assembly.eos_token_ids,
+            seed=engine.seed,
+        )
+        if raw or assembly.chat_template is None:
+            outputs = llm.generate(prompts, sampling.params(), use_tqdm=False)
+        else:
+            conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
+            outputs = llm.chat(conversations, sampling.params(), use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        completion = output.outputs[0]
+        if as_json:
+            facts = {
+                "prompt": prompt,
+                "text": completion.text,
+                "finish_reason": completion.finish_reason,
+                "prompt_tokens": len(output.prompt_token_ids),
+                "completion_tokens": len(completion.token_ids),
+            }
+            print(json.dumps(facts, ensure_ascii=False))
+        else:
+            print(completion.text)
+
+
+@_command
+def chat(
+    engine: EngineOptions,
+    sampling: SamplingOptions,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Talk to the server at this address instead of loading a model."),
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="HOTBATCH_API_KEY", help="Key for that server.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+) -> None:
+    """Talk to a model in the terminal."""
+    from rich.console import Console
+
+    from hotbatch.chat import Conversation, LocalModel, RemoteModel, run_chat
+
+    conversation = Conversation(sampling.params(), system)
+    console = Console(highlight=False)
+    if url is not None:
+        named = None if engine.model == EMBEDDED_MODEL_NAME else engine.model
+        with closing(RemoteModel(url, named, api_key)) as remote:
+            run_chat(remote, conversation, console)
+        return
+    with _assembled(engine, _stderr_console()) as assembly:
+        run_chat(LocalModel(assembly), conversation, console)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def bench(context: typer.Context) -> None:
+    """Measure a server under load; see hotbatch bench --help."""
+    from hotbatch.bench.cli import app as bench_app  # loads numpy
+
+    code = bench_app(context.args, prog_name="hotbatch bench", standalone_mode=False)
+    if isinstance(code, int) and code:
+        raise typer.Exit(code)
 
 
 @app.command()
 def version() -> None:
     """Print the version."""
-    from hotbatch import __version__
-
     print(__version__)
+
+
+def _run_server(
+    assembly: Assembly, options: ServerOptions, on_ready: Callable[[str], None]
+) -> None:
+    from hotbatch.server.run import run_server
+
+    run_server(assembly, options, on_ready)
+
+
+def _set_up_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if level == "info":  # that it has started and stopped is said by us
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 if __name__ == "__main__":

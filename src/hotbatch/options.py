@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from hotbatch.core.errors import OptionError
+from hotbatch.core.errors import InvalidRequestError, OptionError
+from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.models.embedded import EMBEDDED_MODEL_NAME
 
 _BYTE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -67,7 +68,7 @@ def option(
 
 
 MODEL, BATCH, MEMORY, REUSE = "Model", "Batching", "KV cache", "Reuse"
-SERVER = "Server"
+SERVER, SAMPLING = "Server", "Sampling"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,7 @@ class EngineOptions:
         "the speed of a shape.",
         group=MODEL,
     )
-    precision: Literal["auto", "int8", "bf16", "f32"] = option(
+    precision: Literal["auto", "int8", "int4", "bf16", "f32"] = option(
         "auto",
         "Of the weights in memory. 'auto' is int8 on CPU and bf16 on CUDA.",
         group=MODEL,
@@ -161,12 +162,14 @@ class EngineOptions:
         metavar="BYTES",
         parse=parse_bytes,
     )
-    kv_cache_dtype: Literal["auto", "bf16", "f32"] = option(
+    kv_cache_dtype: Literal["auto", "bf16", "f32", "int8"] = option(
         "auto",
         "Of the keys and values. 'auto' is f32 with --precision f32 and bf16 otherwise.",
         group=MEMORY,
     )
-    block_size: int = option(16, "Tokens in a KV block.", group=MEMORY, low=1, high=1024)
+    block_size: int = option(
+        16, "Tokens in a KV block, a multiple of 16.", group=MEMORY, low=16, high=1024
+    )
     enable_prefix_caching: bool = option(
         True,
         "Keep the KV blocks of prompts and answers for those that begin alike. On by default; "
@@ -198,6 +201,11 @@ class EngineOptions:
                 f"--max-num-seqs {self.max_num_seqs}: a step must hold a token of each. "
                 "Raise the first or lower the second.",
                 param="--max-num-batched-tokens",
+            )
+        if self.block_size % 16:
+            raise OptionError(
+                f"--block-size must be a multiple of 16; got {self.block_size}.",
+                param="--block-size",
             )
         if self.chat_template is not None and not self.chat_template.is_file():
             raise OptionError(
@@ -262,6 +270,35 @@ class ServerOptions:
         for name in ("served_model_name", "api_key"):
             if any(not value.strip() for value in getattr(self, name)):
                 raise OptionError(f"{flag_of(name)} must not be empty.", param=flag_of(name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """How `hotbatch chat` and `hotbatch generate` sample; SamplingParams has the bounds.
+
+    Raises:
+        OptionError: a value is out of range; `param` and the message name the option.
+    """
+
+    max_tokens: int = option(512, "Most tokens of an answer.", group=SAMPLING)
+    temperature: float = option(0.7, "0 takes the likeliest token.", group=SAMPLING)
+    top_p: float = option(
+        0.95, "Sample among the likeliest tokens of this joint probability.", group=SAMPLING
+    )
+    stop: tuple[str, ...] = option(
+        (), "Text that ends an answer; may be repeated.", group=SAMPLING, metavar="TEXT"
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        try:
+            self.params()
+        except InvalidRequestError as error:
+            flag = flag_of(error.param or "")
+            raise OptionError(f"{flag}: {error.message}", param=flag) from error
+
+    def params(self) -> SamplingParams:
+        return SamplingParams(**dataclasses.asdict(self))
 
 
 def flag_of(name: str) -> str:

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from hotbatch.executor.kv_sizing import DEFAULT_CAP_BYTES, default_kv_bytes, free_memory_bytes
+from hotbatch.executor.kv_sizing import (
+    DEFAULT_CAP_BYTES,
+    default_kv_bytes,
+    free_memory_bytes,
+    kv_bytes_per_token,
+)
 
 GIB = 2**30
 
@@ -83,3 +88,8 @@ def test_container_whose_path_is_not_mounted(tmp_path: Path) -> None:
 )
 def test_rule(free: int, per_token: int, length: int, expected: int) -> None:
     assert default_kv_bytes(free, per_token, length) == expected
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("bf16", 23040), ("f32", 46080), ("int8", 12240)])
+def test_a_token_of_the_embedded_model(dtype: str, expected: int) -> None:
+    assert kv_bytes_per_token(30, 3, 64, dtype) == expected

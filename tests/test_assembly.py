@@ -1,0 +1,138 @@
+"""From options to a served model: what the options leave open, and that the parts fit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotbatch import assembly as assembly_module
+from hotbatch.assembly import Assembly, assemble
+from hotbatch.core.errors import ModelLoadError, OptionError
+from hotbatch.core.sampling_params import SamplingParams
+from hotbatch.llm import LLM
+from hotbatch.models.embedded import EMBEDDED_MODEL_NAME
+from hotbatch.options import EngineOptions
+
+MIB = 2**20
+TINY: dict[str, Any] = {
+    "model": "tiny",
+    "load_format": "dummy",
+    "threads": 1,
+    "max_num_seqs": 8,
+    "kv_cache_memory_bytes": MIB,
+}
+
+
+def tiny(**changes: Any) -> Assembly:
+    return assemble(EngineOptions(**{**TINY, **changes}))
+
+
+def scheduler_config(assembly: Assembly) -> Any:
+    return assembly.engine._scheduler.config
+
+
+def test_a_made_up_model_answers() -> None:
+    parts = tiny()
+    assert parts.name == "tiny"
+    with LLM.from_parts(parts.engine, parts.tokenizer, eos_token_ids=parts.eos_token_ids) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=5)
+        [output] = llm.generate("Hello", params, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 5
+
+
+def test_close_is_idempotent_and_works_before_start() -> None:
+    parts = tiny()
+    parts.close()
+    parts.close()
+    assert not parts.engine.is_accepting
+
+
+def test_kv_memory_becomes_blocks() -> None:
+    # tiny: 2 layers x 2 heads x 16 numbers, keys and values.
+    assert tiny().info.num_blocks == MIB // (2 * 2 * 2 * 16 * 2 * 16)
+    assert tiny(kv_cache_dtype="f32").info.num_blocks == MIB // (2 * 2 * 2 * 16 * 4 * 16)
+    assert tiny(precision="f32").info.num_blocks == MIB // (2 * 2 * 2 * 16 * 4 * 16)
+    assert tiny(block_size=32).info.num_blocks == MIB // (2 * 2 * 2 * 16 * 2 * 32)
+
+
+def test_without_a_size_the_rule_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly_module, "free_memory_bytes", lambda: 40 * MIB)
+    parts = tiny(kv_cache_memory_bytes=None)
+    assert parts.info.num_blocks == 10 * MIB // (2 * 2 * 2 * 16 * 2 * 16)
+
+
+def test_defaults_of_precision_and_step() -> None:
+    parts = tiny()
+    assert parts.info.precision == "int8"
+    assert scheduler_config(parts).max_num_batched_tokens == 512
+    assert scheduler_config(tiny(max_num_seqs=600)).max_num_batched_tokens == 600
+    assert scheduler_config(tiny(max_num_batched_tokens=64)).max_num_batched_tokens == 64
+
+
+def test_static_batching_s_settings() -> None:
+    config = scheduler_config(tiny(batching="static"))
+    assert (config.static_batch_size, config.static_timeout) == (8, 0.1)
+    config = scheduler_config(
+        tiny(batching="static", static_batch_size=3, static_batch_timeout=0.0)
+    )
+    assert (config.static_batch_size, config.static_timeout) == (3, 0.0)
+
+
+def test_prefix_caching_can_be_turned_off() -> None:
+    assert scheduler_config(tiny()).enable_prefix_caching
+    assert not scheduler_config(tiny(enable_prefix_caching=False)).enable_prefix_caching
+
+
+def test_context_is_the_model_s_or_less() -> None:
+    assert tiny().info.max_model_len == 2048
+    assert tiny(max_model_len=100).info.max_model_len == 100
+    with pytest.raises(OptionError, match="--max-model-len 4096 exceeds the 2048"):
+        tiny(max_model_len=4096)
+
+
+def test_a_cache_without_room_for_a_block_is_refused() -> None:
+    with pytest.raises(OptionError, match="--kv-cache-memory-bytes"):
+        tiny(kv_cache_memory_bytes=100)
+
+
+def test_a_template_from_a_file_replaces_the_model_s(tmp_path: Path) -> None:
+    path = tmp_path / "template.jinja"
+    path.write_text("Q: {{ messages[0].content }} A:")
+    template = tiny(chat_template=path).chat_template
+    assert template is not None
+    assert template.render([{"role": "user", "content": "why?"}]) == "Q: why? A:"
+
+
+def test_a_model_that_is_not_there() -> None:
+    with pytest.raises(ModelLoadError, match="no-such-model"):
+        assemble(EngineOptions(model="no-such-model"))
+
+
+def test_cuda_without_a_gpu_says_so() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(OptionError, match="--device"):
+        tiny(device="cuda")
+
+
+def test_cuda_without_torch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(OptionError, match=r"hotbatch\[cuda\]"):
+        tiny(device="cuda", kv_cache_memory_bytes=None)
+
+
+def test_the_embedded_model_and_its_progress() -> None:
+    told: list[tuple[str, int, int]] = []
+    parts = assemble(
+        EngineOptions(kv_cache_memory_bytes=64 * MIB, threads=2), lambda *step: told.append(step)
+    )
+    assert parts.name == EMBEDDED_MODEL_NAME
+    assert parts.chat_template is not None
+    assert parts.eos_token_ids
+    loading = [(done, total) for stage, done, total in told if stage.startswith("Loading")]
+    assert loading[-1][0] == loading[-1][1] > 0
+    parts.close()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import pytest
 
 from hotbatch import __version__, cli
@@ -159,3 +163,75 @@ def test_without_a_command_there_is_help(run: Cli) -> None:
     assert code == 2
     assert all(name in out for name in ("serve", "chat", "generate", "bench", "version"))
     assert err == ""
+
+
+# ---- for real, in processes of their own
+
+TINY = ("--load-format", "dummy", "--threads", "1", "--kv-cache-memory-bytes", "1M")
+
+
+def hotbatch(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "hotbatch.cli", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server of a made-up model, and its address."""
+    process = hotbatch("serve", "tiny", *TINY, "--port", "0", "--served-model-name", "toy")
+    with process:
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if line.startswith("Serving on "):
+                    break
+            else:
+                pytest.fail(f"the server ended with {process.wait()} before it was ready")
+            yield process, line.split()[2]
+        finally:
+            process.kill()
+
+
+def test_serve_says_when_it_is_ready_answers_and_leaves_in_order(
+    server: tuple[subprocess.Popen[str], str],
+) -> None:
+    process, url = server
+    body = {"model": "toy", "prompt": "Hi", "max_tokens": 3, "ignore_eos": True}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=30).json()
+    assert answer["usage"]["completion_tokens"] == 3
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+
+
+def test_a_taken_port_is_named(server: tuple[subprocess.Popen[str], str]) -> None:
+    port = server[1].rpartition(":")[2]
+    with hotbatch("serve", "tiny", *TINY, "--port", port) as second:
+        _, err = second.communicate(timeout=60)
+    assert second.returncode == 2
+    assert err.splitlines()[-1].startswith(f"hotbatch: error: --port {port}")
+
+
+def test_chat_with_a_server(server: tuple[subprocess.Popen[str], str]) -> None:
+    with hotbatch("chat", "--url", server[1], "--max-tokens", "4", "--temperature", "0") as talk:
+        out, err = talk.communicate("Hello\n/exit\n", timeout=60)
+    assert talk.returncode == 0, err
+    assert out.startswith("toy.")
+    assert "4 tokens" in out
+
+
+def test_generate_prints_an_answer_a_prompt() -> None:
+    command = ["generate", "--model", "tiny", *TINY, "--max-tokens", "4", "--temperature", "0"]
+    with hotbatch(*command, "--json", "one", "two") as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [answer["prompt"] for answer in answers] == ["one", "two"]
+    assert [answer["completion_tokens"] for answer in answers] == [4, 4]

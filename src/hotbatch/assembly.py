@@ -134,6 +134,8 @@ class _Shape:
 
 
 def _executor(options: EngineOptions, model: LoadedModel, report: Report | None) -> Executor:
+    if options.device == "cuda":
+        _require_gpu()
     precision = options.precision
     if precision == "auto":
         precision = "int8" if options.device == "cpu" else "bf16"
@@ -184,11 +186,23 @@ def _cpu_executor(
     )
 
 
-def _torch_executor(options: EngineOptions, model: LoadedModel, shape: _Shape) -> Executor:
+def _require_gpu() -> None:
     try:
-        from hotbatch.executor.torch_executor import TorchExecutor
+        import torch
     except ModuleNotFoundError as error:
-        raise _torch_is_missing(error) from error
+        raise OptionError(
+            f"--device cuda needs torch ({error}): pip install 'hotbatch[cuda]', or make setup.",
+            param="--device",
+        ) from error
+    if not torch.cuda.is_available():
+        raise OptionError(
+            "--device cuda: torch finds no GPU that it can use here.", param="--device"
+        )
+
+
+def _torch_executor(options: EngineOptions, model: LoadedModel, shape: _Shape) -> Executor:
+    from hotbatch.executor.torch_executor import TorchExecutor
+
     return TorchExecutor(
         model,
         device="cuda",
@@ -197,13 +211,6 @@ def _torch_executor(options: EngineOptions, model: LoadedModel, shape: _Shape) -
         block_size=options.block_size,
         max_model_len=shape.max_model_len,
         kv_dtype=shape.kv_dtype,
-    )
-
-
-def _torch_is_missing(error: ModuleNotFoundError) -> OptionError:
-    return OptionError(
-        f"--device cuda needs torch ({error}): pip install 'hotbatch[cuda]', or make setup.",
-        param="--device",
     )
 
 
@@ -256,14 +263,8 @@ def _num_blocks(
 def _free_bytes(device: str) -> int:
     if device == "cpu":
         return free_memory_bytes()
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise _torch_is_missing(error) from error
-    if not torch.cuda.is_available():
-        raise OptionError(
-            "--device cuda: torch finds no GPU that it can use here.", param="--device"
-        )
+    import torch
+
     free: int = torch.cuda.mem_get_info()[0]
     return free
 

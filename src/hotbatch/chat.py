@@ -260,7 +260,9 @@ def _show(pieces: Generator[Piece, None, None], console: Console) -> str:
                 first = time.perf_counter()
             answer += piece.text
             num_tokens = piece.num_tokens or num_tokens
-            console.print(piece.text, end="", markup=False, highlight=False, soft_wrap=True)
+            console.print(
+                piece.text, end="", markup=False, emoji=False, highlight=False, soft_wrap=True
+            )
     except KeyboardInterrupt:
         console.print(" [dim](stopped)[/dim]", end="")
     finally:

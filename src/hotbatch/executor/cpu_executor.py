@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -185,12 +186,13 @@ def usable_cpus() -> int:
 
 def _cgroup_cpus() -> int | None:
     """Whole CPUs of the control group's quota (version 2, then 1), or None without one."""
+    root = Path("/sys/fs/cgroup")
     try:
-        quota, period = open("/sys/fs/cgroup/cpu.max").read().split()
+        quota, period = (root / "cpu.max").read_text().split()
     except (OSError, ValueError):
         try:
-            quota = open("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read().strip()
-            period = open("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read().strip()
+            quota = (root / "cpu/cpu.cfs_quota_us").read_text().strip()
+            period = (root / "cpu/cpu.cfs_period_us").read_text().strip()
         except OSError:
             return None
     if quota in ("max", "-1"):

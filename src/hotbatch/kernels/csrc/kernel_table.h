@@ -3,6 +3,7 @@
 
 #include "activation/args.h"
 #include "attention/args.h"
+#include "ceiling/args.h"
 #include "csrc/batch.h"
 #include "embedding/args.h"
 #include "matmul/args.h"
@@ -29,6 +30,10 @@ struct KernelTable {
   void (*attention_merge)(const AttentionArgs&, int merge);
   // sampling/: one row of logits
   void (*sample_row)(const SampleArgs&, int row, int thread);
+  // ceiling/: the machine's best, on one thread
+  float (*ceiling_compute)(CeilingKind, int rounds);
+  int64_t (*ceiling_round_products)(CeilingKind);
+  int (*ceiling_read)(const CeilingRead&);
 };
 
 // Tables by name ("avx512bf16", "avx512vnni", "avx2", "portable"), or null if this machine

@@ -14,6 +14,7 @@ namespace nb = nanobind;
 namespace hotbatch {
 
 void bind_kernels(nb::module_& m);
+void bind_ceiling(nb::module_& m);
 
 namespace {
 
@@ -250,6 +251,7 @@ likewise the log-probability and the top log-probabilities.)")
       .def_prop_ro("cache_bytes", &Program::cache_bytes);
 
   bind_kernels(m);
+  bind_ceiling(m);
 }
 
 }  // namespace hotbatch

@@ -219,6 +219,70 @@ class AttentionStep {
   AttentionWork work_;
 };
 
+// token, error, rank [S]; logprob [S]; top ids and top log-probabilities [S, kMaxLogprobs].
+nb::tuple sample(const std::string& isa, int threads, Matrix<float> logits, Matrix<float> floats,
+                 Matrix<int32_t> ints, Vector<uint64_t> seeds,
+                 const std::vector<Vector<int32_t>>& lists, Vector<float> bias_values) {
+  const KernelTable& table = table_of(isa);
+  const size_t rows = logits.shape(0);
+  require(floats.shape(0) == 6 && floats.shape(1) == rows, "floats must be [6, rows]");
+  require(ints.shape(0) == 5 && ints.shape(1) == rows, "ints must be [5, rows]");
+  require(seeds.shape(0) == rows, "one seed a row");
+  require(lists.size() == 6, "lists must hold starts and ids of biases, bans and histories");
+  for (size_t list = 0; list < 6; list += 2) {
+    const auto& starts = lists[list];
+    require(starts.shape(0) == 0 || starts.shape(0) == rows + 1, "list starts must be [rows + 1]");
+    if (starts.shape(0) == 0) continue;
+    require(static_cast<size_t>(starts.data()[rows]) <= lists[list + 1].shape(0), "a list is too short");
+  }
+  SampleArgs args;
+  args.logits = logits.data();
+  args.vocab = static_cast<int>(logits.shape(1));
+  args.stride = args.vocab;
+  args.rows = static_cast<int>(rows);
+  const float* f = floats.data();
+  args.temperature = f;
+  args.top_p = f + rows;
+  args.min_p = f + 2 * rows;
+  args.repetition_penalty = f + 3 * rows;
+  args.presence_penalty = f + 4 * rows;
+  args.frequency_penalty = f + 5 * rows;
+  const int32_t* i = ints.data();
+  args.top_k = i;
+  args.position = i + rows;
+  args.num_logprobs = i + 2 * rows;
+  args.target = i + 3 * rows;
+  args.num_prompt = i + 4 * rows;
+  args.seed = seeds.data();
+  const auto starts = [&](size_t list) {
+    return lists[list].shape(0) ? lists[list].data() : nullptr;
+  };
+  args.bias_starts = starts(0);
+  args.bias_ids = lists[1].data();
+  args.bias_values = bias_values.data();
+  args.banned_starts = starts(2);
+  args.banned_ids = lists[3].data();
+  args.history_starts = starts(4);
+  args.history = lists[5].data();
+  NewArray<int32_t> chosen(3, rows), top_ids(rows, kMaxLogprobs);
+  NewArray<float> logprob(1, rows), top_logprobs(rows, kMaxLogprobs);
+  args.token = chosen.data.get();
+  args.error = chosen.data.get() + rows;
+  args.rank = chosen.data.get() + 2 * rows;
+  args.logprob = logprob.data.get();
+  args.top_ids = top_ids.data.get();
+  args.top_logprobs = top_logprobs.data.get();
+  Arena arena;
+  args.scratch_stride = (sample_scratch_bytes(args.vocab) + 63) / 64 * 64;
+  args.scratch = arena.take(args.scratch_stride * static_cast<size_t>(threads));
+  {
+    nb::gil_scoped_release release;
+    on_pool(threads, args.rows, [&](int row, int thread) { table.sample_row(args, row, thread); });
+  }
+  return nb::make_tuple(chosen.to_python(), logprob.to_python(), top_ids.to_python(),
+                        top_logprobs.to_python());
+}
+
 }  // namespace
 
 void bind_kernels(nb::module_& m) {
@@ -247,6 +311,11 @@ void bind_kernels(nb::module_& m) {
       .def_prop_ro("items", &AttentionStep::items,
                    "Per item: rows, first and end chunk, first and end kv head.")
       .def_prop_ro("merges", &AttentionStep::merges, "Rows that meet keys in several items.");
+  m.def("sample", &sample, nb::arg("isa"), nb::arg("threads"), nb::arg("logits"), nb::arg("floats"),
+        nb::arg("ints"), nb::arg("seeds"), nb::arg("lists"), nb::arg("bias_values"),
+        "Samples rows of logits [S, V]; floats, ints, seeds and lists as in SampleBatch. Returns i32 "
+        "[3, S] (token, error, rank), f32 [1, S] (log-probability), and the top ids and "
+        "log-probabilities [S, MAX_LOGPROBS].");
 }
 
 }  // namespace hotbatch

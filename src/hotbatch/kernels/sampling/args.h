@@ -13,6 +13,7 @@ enum SampleError : int32_t {
   kSampleOk = 0,
   kSampleNotFinite = 1,  // a logit is NaN or +infinity
   kSampleNothingLeft = 2,  // every token is banned
+  kSampleBadTarget = 3,  // a target is outside the vocabulary
 };
 
 // Lists of varying length a row: row r owns entries starts[r] .. starts[r + 1] - 1. A null
@@ -63,7 +64,7 @@ struct SampleArgs {
 // Bytes of scratch that one thread needs. (Internal linkage: see attention/args.h.)
 static inline size_t sample_scratch_bytes(int vocab) {
   const size_t padded = (static_cast<size_t>(vocab) + 63) / 64 * 64;
-  return padded * 32 + 65536;
+  return padded * (3 * sizeof(float) + 2 * sizeof(uint64_t));
 }
 
 }  // namespace hotbatch

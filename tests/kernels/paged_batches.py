@@ -15,9 +15,7 @@ from hotbatch.kernels import _native
 from hotbatch.kernels.attention.reference import paged_attention
 from hotbatch.kernels.rotary.reference import rotate, store
 
-ISAS = [
-    name for name in ("avx512bf16", "avx512vnni", "avx2", "portable") if _native.has_isa(name)
-]
+ISAS = [name for name in ("avx512bf16", "avx512vnni", "avx2", "portable") if _native.has_isa(name)]
 ROPE_BASE = 10000.0
 
 
@@ -68,7 +66,16 @@ class PagedCache:
         slots = (slots + positions % self.block_size).astype(np.int32)
         cos, sin = rope_tables(self.heads.dim, int(positions.max()) + 1)
         q = _native.rotary_store(
-            self.isa, threads, self.layout, self.heads.q, qkv, positions, slots, cos, sin, self.bytes
+            self.isa,
+            threads,
+            self.layout,
+            self.heads.q,
+            qkv,
+            positions,
+            slots,
+            cos,
+            sin,
+            self.bytes,
         )
         _, k, v = self.split(qkv, positions)
         store(self.keys, torch.from_numpy(slots), k)
@@ -157,7 +164,13 @@ class PagedWorld:
     ) -> _native.AttentionStep:
         positions, seq_starts, table = self._arrays(rows, blocks or {})
         return _native.AttentionStep(
-            self.cache.layout, self.cache.heads.q, window, plan_threads, positions, seq_starts, table
+            self.cache.layout,
+            self.cache.heads.q,
+            window,
+            plan_threads,
+            positions,
+            seq_starts,
+            table,
         )
 
     def expected(self, rows: list[tuple[int, int, int]], *, window: int = 0) -> np.ndarray:
@@ -177,7 +190,9 @@ class PagedWorld:
     def _arrays(
         self, rows: list[tuple[int, int, int]], blocks: dict[int, np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        positions = np.concatenate([np.arange(begin, end, dtype=np.int32) for _, begin, end in rows])
+        positions = np.concatenate(
+            [np.arange(begin, end, dtype=np.int32) for _, begin, end in rows]
+        )
         counts = [end - begin for _, begin, end in rows]
         seq_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         table = np.zeros((len(rows), max(len(s.blocks) for s in self.sequences)), np.int32)

@@ -96,7 +96,9 @@ def test_shared_prefixes_change_no_bit(isa: str, dtype: str, window: int) -> Non
     assert shares == (window != 64)  # what is out of sight is not shared
     together = world.attend(rows, window=window, blocks=blocks)
     for plan_threads in (2, 16):
-        again = world.attend(rows, window=window, blocks=blocks, threads=2, plan_threads=plan_threads)
+        again = world.attend(
+            rows, window=window, blocks=blocks, threads=2, plan_threads=plan_threads
+        )
         assert np.array_equal(again, together)
     begin = 0
     for part in rows:

@@ -121,9 +121,9 @@ def test_partial_rotation_leaves_the_rest(isa: str) -> None:
     positions = np.array([0, 5, 11], np.int32)
     cos, sin = rope_tables(rotary_dim, 12)
     cache = np.zeros(layout.block_bytes, np.uint8)
-    out = _native.rotary_store(
-        isa, 1, layout, 1, qkv, positions, positions, cos, sin, cache
-    ).view(np.float32)
+    out = _native.rotary_store(isa, 1, layout, 1, qkv, positions, positions, cos, sin, cache).view(
+        np.float32
+    )
     turned = rotate(
         torch.from_numpy(qkv[:, None, :rotary_dim]),
         torch.from_numpy(positions),
@@ -141,7 +141,10 @@ def test_a_row_does_not_depend_on_its_batch(isa: str) -> None:
     qkv = rng.standard_normal((40, heads.columns)).astype(np.float32)
     positions = np.arange(40, dtype=np.int32)
     cos, sin = rope_tables(64, 40)
-    whole, apart = np.zeros(3 * layout.block_bytes, np.uint8), np.zeros(3 * layout.block_bytes, np.uint8)
+    whole, apart = (
+        np.zeros(3 * layout.block_bytes, np.uint8),
+        np.zeros(3 * layout.block_bytes, np.uint8),
+    )
     q = _native.rotary_store(isa, 3, layout, 3, qkv, positions, positions, cos, sin, whole)
     for row in reversed(range(40)):
         one = slice(row, row + 1)

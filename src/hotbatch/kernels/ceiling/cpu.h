@@ -8,7 +8,8 @@ inline float ceiling_compute(CeilingKind kind, int rounds) {
   float result = 0.0f;
   if (kind == CeilingKind::kInt8) {
     vi acc[kCeilingChains];
-    HB_UNROLL for (auto& a : acc) a = izero();
+    // Chains must differ, or a compiler computes one of them.
+    HB_UNROLL for (int i = 0; i < kCeilingChains; ++i) acc[i] = iset1(i);
     for (int round = 0; round < rounds; ++round) {
       HB_UNROLL for (int step = 0; step < kCeilingUnroll; ++step) {
         HB_UNROLL for (auto& a : acc) a = dot4(a, u, 0x01010101);
@@ -18,7 +19,7 @@ inline float ceiling_compute(CeilingKind kind, int rounds) {
     return result;
   }
   vf acc[kCeilingChains];
-  HB_UNROLL for (auto& a : acc) a = zero();
+  HB_UNROLL for (int i = 0; i < kCeilingChains; ++i) acc[i] = set1(static_cast<float>(i));
   const vf factor = set1(0.5f);
   for (int round = 0; round < rounds; ++round) {
     HB_UNROLL for (int step = 0; step < kCeilingUnroll; ++step) {

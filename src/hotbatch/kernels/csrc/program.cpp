@@ -290,6 +290,10 @@ void Program::run_linear(const Op& op, int rows) {
   const int panels_per_piece =
       row_chunks > 1 ? 1 : std::max(1, std::min(8, panels / std::max(1, wanted)));
   const int groups = (panels + panels_per_piece - 1) / panels_per_piece;
+  // Threads take neighbouring pieces, and layers lie in memory in the order they run in: past the
+  // last panel of this one comes the next one's first.
+  args.prefetch_distance =
+      weight.bytes_per_panel() * (panels_per_piece > 1 ? 1 : pool_.size());
   pool_.parallel(groups * row_chunks, [&](int piece, int) {
     const int first = piece % groups * panels_per_piece;
     const int last = std::min(panels, first + panels_per_piece);

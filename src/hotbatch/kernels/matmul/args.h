@@ -83,6 +83,9 @@ struct LinearArgs {
   float* output = nullptr;
   int64_t output_stride = 0;
   const float* residual = nullptr;  // same stride as output; may be output itself
+  // While a panel is computed, what lies this many bytes after it is fetched into the second
+  // cache: the panel that this thread will most likely get next. 0: nothing.
+  int64_t prefetch_distance = 0;
 };
 
 // Rows of one or several tensors, stacked, become one packed weight.

@@ -53,8 +53,22 @@ inline int four_bytes(const int8_t* p) {
   return value;
 }
 
+// Fetches the panel that comes next, a part of it in each tile of this one, so that weights
+// arrive from memory while others are computed with.
+struct PanelPrefetch {
+  const uint8_t* next;  // null: nothing to fetch
+  int lines_per_kilobyte;
+
+  // For a kilobyte of this panel's weights.
+  void step() {
+    if (!next) return;
+    for (int line = 0; line < lines_per_kilobyte; ++line) __builtin_prefetch(next + 64 * line, 0, 2);
+    next += 64 * lines_per_kilobyte;
+  }
+};
+
 template <int R>
-void tile_int8(const LinearArgs& args, int panel, int row) {
+void tile_int8(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) {
   const PackedLinear& weight = *args.weight;
   const Activation& input = *args.input;
   const uint8_t* w = weight.data + panel * weight.bytes_per_panel();
@@ -68,6 +82,8 @@ void tile_int8(const LinearArgs& args, int panel, int row) {
   for (int g = 0; g < groups; ++g) {
     vi acc[R][2];
     HB_UNROLL for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = iset1(offsets[r * groups + g]);
+    ahead.step();
+    ahead.step();
     HB_UNROLL for (int quad = 0; quad < kGroupInt8 / 4; ++quad) {
       const vbytes left = load_bytes(w + quad * 128);
       const vbytes right = load_bytes(w + quad * 128 + 64);
@@ -92,7 +108,7 @@ void tile_int8(const LinearArgs& args, int panel, int row) {
 }
 
 template <int R>
-void tile_int4(const LinearArgs& args, int panel, int row) {
+void tile_int4(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) {
   const PackedLinear& weight = *args.weight;
   const Activation& input = *args.input;
   const uint8_t* w = weight.data + panel * weight.bytes_per_panel();
@@ -106,6 +122,7 @@ void tile_int4(const LinearArgs& args, int panel, int row) {
   for (int g = 0; g < groups; ++g) {
     vi acc[R][2];
     HB_UNROLL for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = izero();
+    ahead.step();  // a group is only 640 bytes: fetches run ahead of the panel
     HB_UNROLL for (int quad = 0; quad < 4; ++quad) {
       const vbytes left = load_bytes(w + quad * 128);
       const vbytes right = load_bytes(w + quad * 128 + 64);
@@ -139,7 +156,7 @@ void tile_int4(const LinearArgs& args, int panel, int row) {
 }
 
 template <int R>
-void tile_bf16(const LinearArgs& args, int panel, int row) {
+void tile_bf16(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) {
   const PackedLinear& weight = *args.weight;
   const Activation& input = *args.input;
   const uint8_t* w = weight.data + panel * weight.bytes_per_panel();
@@ -150,6 +167,7 @@ void tile_bf16(const LinearArgs& args, int panel, int row) {
   HB_UNROLL for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = zero();
   const int pairs = input.stride / 2;
   for (int pair = 0; pair < pairs; ++pair, w += 128, x += 4) {
+    if (pair % 8 == 0) ahead.step();
     const vbytes left = load_bytes(w), right = load_bytes(w + 64);
     HB_UNROLL for (int r = 0; r < R; ++r) {
       const int two = four_bytes(x + r * stride);
@@ -161,7 +179,7 @@ void tile_bf16(const LinearArgs& args, int panel, int row) {
 }
 
 template <int R>
-void tile_f32(const LinearArgs& args, int panel, int row) {
+void tile_f32(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) {
   const PackedLinear& weight = *args.weight;
   const Activation& input = *args.input;
   const auto* w = reinterpret_cast<const float*>(weight.data + panel * weight.bytes_per_panel());
@@ -170,6 +188,7 @@ void tile_f32(const LinearArgs& args, int panel, int row) {
   vf acc[R][2];
   HB_UNROLL for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = zero();
   for (int k = 0; k < input.cols; ++k, w += kPanel) {
+    if (k % 8 == 0) ahead.step();
     const vf left = load(w), right = load(w + kLanes);
     HB_UNROLL for (int r = 0; r < R; ++r) {
       const vf value = set1(x[r * stride + k]);
@@ -180,7 +199,7 @@ void tile_f32(const LinearArgs& args, int panel, int row) {
   HB_UNROLL for (int r = 0; r < R; ++r) finish_row(args, panel, row + r, acc[r][0], acc[r][1]);
 }
 
-using Tile = void (*)(const LinearArgs&, int panel, int row);
+using Tile = void (*)(const LinearArgs&, int panel, int row, PanelPrefetch);
 
 inline Tile choose_tile(Precision precision, int rows) {
 #if defined(__AVX512F__)
@@ -216,10 +235,15 @@ inline void linear(const LinearArgs& args, int panel, int row_begin, int row_end
   const int highest = floats ? kTileRowsFloat : kTileRows;
   const int rows = row_end - row_begin;
   const int tiles = (rows + highest - 1) / highest;
+  const int64_t bytes = args.weight->bytes_per_panel();
+  const uint8_t* next = args.weight->data + panel * bytes + args.prefetch_distance;
+  const int lines = (16 + tiles - 1) / tiles;
   int row = row_begin;
   for (int tile = 0; tile < tiles; ++tile) {
     const int height = rows / tiles + (tile < rows % tiles ? 1 : 0);
-    choose_tile(precision, height)(args, panel, row);
+    const int64_t part = bytes / 1024 * lines * 64 * tile;
+    const bool wanted = args.prefetch_distance > 0 && part < bytes;
+    choose_tile(precision, height)(args, panel, row, {wanted ? next + part : nullptr, lines});
     row += height;
   }
 }

@@ -230,6 +230,7 @@ async def _serve(
         service.is_accepting = False
         await service.engine.stop(0.0)
         service.close()
+        gc.unfreeze()  # so that the model is freed in order, and not with the interpreter
     await serving
     return 0
 

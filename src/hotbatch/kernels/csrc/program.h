@@ -6,7 +6,8 @@
 // step; those after it see only the rows whose logits are wanted, a slice at a time, so that
 // the logits of a long prompt need no more memory than those of one slice.
 //
-// Cost: one barrier an operation, about ten operations a layer.
+// Cost: with few rows one barrier an operation, about ten operations a layer; with many, two
+// barriers a layer (see run_segment).
 #pragma once
 
 #include <memory>
@@ -82,6 +83,7 @@ class Program {
     Kind kind;
     int input = -1, output = -1, weight = -1, residual = -1, layer = -1;
     int q_norm = -1, k_norm = -1, window = 0;
+    int width = 0;  // numbers that a row of it reads, for sizing pieces
     float eps = 0.0f;
     bool selected = false;
   };
@@ -95,16 +97,17 @@ class Program {
   int new_buffer(int cols, bool selected);
   int new_activation(Precision format, int cols, bool selected);
   void run_op(const Op& op, const Batch& batch, int rows, const int32_t* selection);
+  void run_rows(const Op& op, const Batch& batch, int begin, int end, const int32_t* selection);
+  void run_segment(size_t begin, size_t end, const Batch& batch);
   void run_linear(const Op& op, int rows);
+  LinearArgs linear_args(const Op& op) const;
   void run_attention(const Op& op, const Batch& batch);
   void plan_attention(const Batch& batch);
   void run_logits(const Batch& batch, int first, int count, const SampleArgs* sampling);
   void check(const Batch& batch) const;
   template <class Body>
   void timed(Kind kind, const Body& body);
-  // Runs body(row) for all rows, in pieces big enough to be worth handing out.
-  template <class Body>
-  void each_row(int rows, int elements_per_row, const Body& body);
+  void add_time(Kind kind, double seconds);
 
   ProgramShape shape_;
   const KernelTable* table_;

@@ -47,6 +47,17 @@ inline void finish_row(const LinearArgs& args, int panel, int row, vf left, vf r
   store_columns(args.output + at + kLanes, count - kLanes, right);
 }
 
+// Asks for the lines that finish_row will write: a store that waits for its line holds up all
+// stores behind it, and those of the next tile.
+template <int R>
+inline void prefetch_output(const LinearArgs& args, int panel, int row) {
+  const float* out = args.output + row * args.output_stride + panel * kPanel;
+  HB_UNROLL for (int r = 0; r < R; ++r) {
+    __builtin_prefetch(out + r * args.output_stride, 1, 3);
+    __builtin_prefetch(out + r * args.output_stride + kLanes, 1, 3);
+  }
+}
+
 inline int four_bytes(const int8_t* p) {
   int value;
   std::memcpy(&value, p, 4);
@@ -77,6 +88,7 @@ void tile_int8(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) 
   const int32_t* offsets = input.offsets + int64_t{row} * input.groups;
   const int64_t stride = input.stride;
   const int groups = input.groups;
+  prefetch_output<R>(args, panel, row);
   vf total[R][2];
   HB_UNROLL for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = zero();
   for (int g = 0; g < groups; ++g) {
@@ -117,6 +129,7 @@ void tile_int4(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) 
   const float* sums = input.sums + int64_t{row} * input.groups;
   const int64_t stride = input.stride;
   const int groups = input.groups;
+  prefetch_output<R>(args, panel, row);
   vf total[R][2];
   HB_UNROLL for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = zero();
   for (int g = 0; g < groups; ++g) {
@@ -163,6 +176,7 @@ void tile_bf16(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) 
   const auto* x = reinterpret_cast<const int8_t*>(static_cast<const uint16_t*>(input.data) +
                                                   int64_t{row} * input.stride);
   const int64_t stride = int64_t{2} * input.stride;
+  prefetch_output<R>(args, panel, row);
   vf acc[R][2];
   HB_UNROLL for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = zero();
   const int pairs = input.stride / 2;
@@ -185,6 +199,7 @@ void tile_f32(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) {
   const auto* w = reinterpret_cast<const float*>(weight.data + panel * weight.bytes_per_panel());
   const float* x = static_cast<const float*>(input.data) + int64_t{row} * input.stride;
   const int64_t stride = input.stride;
+  prefetch_output<R>(args, panel, row);
   vf acc[R][2];
   HB_UNROLL for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = zero();
   for (int k = 0; k < input.cols; ++k, w += kPanel) {

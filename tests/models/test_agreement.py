@@ -20,14 +20,6 @@ SEQUENCES = [
 STEPS = [(16, 0, 0), (1, 20, 0), (7, 1, 4), (0, 1, 1), (16, 1, 1), (1, 0, 3)]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("variant", checkpoints.VARIANTS)
 def test_logits_equal_transformers_through_chunks_and_paged_cache(
     variant: str, tmp_path: Path

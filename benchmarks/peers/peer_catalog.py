@@ -44,7 +44,9 @@ class Peer:
 
 def _hotbatch(*options: str) -> Callable[[str, int], list[str]]:
     def command(model: str, threads: int) -> list[str]:
-        source = "smollm2-135m-instruct" if model == "smollm2-135m" else str(form_path(model, "hf"))
+        source = (
+            "smollm2-135m-instruct" if model == "smollm2-135m" else str(form_path(model, "F16"))
+        )
         start = [sys.executable, "-m", "hotbatch.cli", "serve", source]
         return [*start, "--threads", str(threads), *options]
 

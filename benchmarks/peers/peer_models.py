@@ -25,7 +25,8 @@ MODELS = ("smollm2-135m", "llama-1b-dummy")
 _GGUF_TYPES = {"F16": "1", "Q4_0": "2", "Q8_0": "7"}
 
 # Llama 3.2 1B; the vocabulary is the embedded model's.
-_DUMMY_SHAPE: dict[str, int | float] = {
+Shape = Mapping[str, int | float]
+LLAMA_1B: Shape = {
     "block_count": 16,
     "context_length": 8192,
     "embedding_length": 2048,
@@ -250,14 +251,14 @@ def quantised_gguf(model: str, kind: str, quantise: Path) -> Path:
     return convert(convert(source, "F16"), kind)
 
 
-def write_dummy_gguf(out: Path) -> None:
-    """Random F16 weights of `_DUMMY_SHAPE`, with the embedded model's tokenizer."""
+def write_dummy_gguf(out: Path, shape: Shape = LLAMA_1B) -> None:
+    """Random F16 weights, with the embedded model's tokenizer; `shape` as GGUF's llama.* keys."""
     import gguf
     import numpy as np
 
     reader = gguf.GGUFReader(embedded_model_path())
     writer = gguf.GGUFWriter(out, "llama")
-    for key, value in _DUMMY_SHAPE.items():
+    for key, value in shape.items():
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"llama.{key}", value)
     for key, entry in reader.fields.items():
@@ -267,11 +268,12 @@ def write_dummy_gguf(out: Path) -> None:
             writer.add_key_value(key, entry.contents(), kind, sub_type=sub_kind)
     writer.add_file_type(1)
     rng = np.random.default_rng(0)
-    for name, shape in dummy_shapes(int(reader.fields["llama.vocab_size"].contents())).items():
-        if len(shape) == 1:
-            writer.add_tensor(name, np.ones(shape, np.float32))
+    vocab_size = int(reader.fields["llama.vocab_size"].contents())
+    for name, sizes in dummy_tensors(shape, vocab_size).items():
+        if len(sizes) == 1:
+            writer.add_tensor(name, np.ones(sizes, np.float32))
         else:
-            values = rng.standard_normal(shape, np.float32) * np.float32(_DUMMY_STD)
+            values = rng.standard_normal(sizes, np.float32) * np.float32(_DUMMY_STD)
             writer.add_tensor(name, values.astype(np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -279,11 +281,10 @@ def write_dummy_gguf(out: Path) -> None:
     writer.close()
 
 
-def dummy_shapes(vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Name and shape (rows, columns) of each tensor; the head is the embedding."""
-    hidden, inner = int(_DUMMY_SHAPE["embedding_length"]), int(_DUMMY_SHAPE["feed_forward_length"])
-    heads, kv_heads = _DUMMY_SHAPE["attention.head_count"], _DUMMY_SHAPE["attention.head_count_kv"]
-    kv_size = int(hidden // heads * kv_heads)
+def dummy_tensors(shape: Shape, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Name and sizes (rows, columns) of each tensor; the head is the embedding."""
+    hidden, inner = int(shape["embedding_length"]), int(shape["feed_forward_length"])
+    kv_size = int(hidden // shape["attention.head_count"] * shape["attention.head_count_kv"])
     layer: dict[str, tuple[int, ...]] = {
         "attn_norm": (hidden,),
         "attn_q": (hidden, hidden),
@@ -295,10 +296,10 @@ def dummy_shapes(vocab_size: int) -> dict[str, tuple[int, ...]]:
         "ffn_up": (inner, hidden),
         "ffn_down": (hidden, inner),
     }
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocab_size, hidden)}
-    for index in range(int(_DUMMY_SHAPE["block_count"])):
-        shapes |= {f"blk.{index}.{name}.weight": shape for name, shape in layer.items()}
-    return shapes | {"output_norm.weight": (hidden,)}
+    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocab_size, hidden)}
+    for index in range(int(shape["block_count"])):
+        tensors |= {f"blk.{index}.{name}.weight": sizes for name, sizes in layer.items()}
+    return tensors | {"output_norm.weight": (hidden,)}
 
 
 # ---- OpenVINO

@@ -13,11 +13,14 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "peers"))
 
 import torch
 from peer_models import (
-    dummy_shapes,
+    LLAMA_1B,
+    dummy_tensors,
     halves_apart,
     hf_folder,
     hf_name,
     make_once,
+    write_dummy_gguf,
+    write_hf_folder,
     write_w8a8_folder,
 )
 from safetensors.torch import load_file, save_file
@@ -61,12 +64,29 @@ def test_int8_weights_times_scale_are_the_weights(tmp_path):
 
 
 def test_the_made_up_model_has_the_layers_of_llama_1b():
-    shapes = dummy_shapes(49152)
+    shapes = dummy_tensors(LLAMA_1B, 49152)
     assert len(shapes) == 16 * 9 + 2
     assert shapes["blk.15.attn_v.weight"] == (512, 2048)
     assert sum(a * b for a, b in (s for s in shapes.values() if len(s) == 2)) == (
         16 * (2048 * (2048 * 2 + 512 * 2) + 3 * 2048 * 8192) + 49152 * 2048
     )
+
+
+@pytest.mark.slow
+def test_a_made_up_model_can_be_served_and_becomes_a_hugging_face_folder(tmp_path):
+    shape = {**LLAMA_1B, "block_count": 2, "embedding_length": 128, "feed_forward_length": 256}
+    shape |= {"attention.head_count": 4, "attention.head_count_kv": 2, "rope.dimension_count": 32}
+    write_dummy_gguf(tmp_path / "dummy.gguf", shape)
+    original = load_model(tmp_path / "dummy.gguf")
+    assert (original.config.num_layers, original.config.vocab_size) == (2, 49152)
+    assert original.config.rope_theta == 500000.0
+    write_hf_folder(tmp_path / "dummy.gguf", tmp_path / "hf")
+    written = load_model(tmp_path / "hf")
+    assert written.config == original.config
+    for ours, theirs in zip(
+        written.weights.layers[1].qkv.parts, original.weights.layers[1].qkv.parts, strict=True
+    ):
+        np.testing.assert_allclose(ours.to_f32(), theirs.to_f32(), rtol=2**-8)
 
 
 def test_what_is_there_is_not_written_again_and_what_broke_off_is(tmp_path):

@@ -98,12 +98,16 @@ class ProgramRecorder(Ops[Recorded]):
     ) -> Recorded:
         q_vector = -1 if q_norm is None else self._vector(q_norm)
         k_vector = -1 if k_norm is None else self._vector(k_norm)
-        return Recorded(
-            self._program.rotary(qkv.buffer, layer_index, q_vector, k_vector, eps, self._num_heads)
+        q = self._program.rotary(
+            qkv.buffer, layer_index, q_vector, k_vector, eps, self._num_heads
         )
+        self._program.release(qkv.buffer)
+        return Recorded(q)
 
     def attention(self, q: Recorded, layer_index: int, window: int | None) -> Recorded:
-        return Recorded(self._program.attention(q.buffer, layer_index, window or 0))
+        mixed = self._program.attention(q.buffer, layer_index, window or 0)
+        self._program.release(q.buffer)
+        return Recorded(mixed)
 
     def silu_mul(self, gate_up: Recorded) -> Recorded:
         return Recorded(gate_up.buffer, ("silu_mul",))
@@ -116,9 +120,12 @@ class ProgramRecorder(Ops[Recorded]):
         return int(self._program.add_vector(np.ascontiguousarray(values, np.float32)))
 
     def _activation(self, x: Recorded, form: str) -> int:
-        if not x.pending:
-            return int(self._program.convert(x.buffer, form))
-        if x.pending[0] == "norm":
+        """`x` in the form that a linear layer reads. Only the residual stream, which norms read,
+        lives on; any other buffer has had its one reader."""
+        if x.pending and x.pending[0] == "norm":
             _, vector, eps = x.pending
             return int(self._program.norm(x.buffer, vector, eps, form))
-        return int(self._program.silu_mul(x.buffer, form))
+        convert = self._program.silu_mul if x.pending else self._program.convert
+        activation = int(convert(x.buffer, form))
+        self._program.release(x.buffer)
+        return activation

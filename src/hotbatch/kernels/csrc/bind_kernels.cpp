@@ -156,14 +156,19 @@ class AttentionStep {
     work_ = planner_.plan(batch_, layout_, q_heads_, window_, plan_threads);
   }
 
+  // With `layers`, kv holds as many caches one after another, and repeats go through them, so
+  // that a benchmark meets keys as cold as a model does.
   nb::object run(const std::string& isa, int threads, Matrix<uint8_t> q, Bytes kv, float scale,
-                 int repeats) const {
+                 int repeats, int layers) const {
     const KernelTable& table = table_of(isa);
+    require(layers >= 1 && kv.shape(0) % static_cast<size_t>(layers) == 0,
+            "kv must divide into the layers");
+    const size_t layer_bytes = kv.shape(0) / static_cast<size_t>(layers);
     require(q.shape(0) == static_cast<size_t>(batch_.rows) &&
                 q.shape(1) == query_row_bytes(layout_, q_heads_),
             "q must be what rotary_store returned");
     const int32_t* ids = batch_.block_table;
-    const size_t blocks = kv.shape(0) / kv_block_bytes(layout_);
+    const size_t blocks = layer_bytes / kv_block_bytes(layout_);
     for (int i = 0; i < batch_.sequences * batch_.max_blocks; ++i)
       require(ids[i] >= 0 && static_cast<size_t>(ids[i]) < blocks, "a block id is outside the cache");
     NewArray<float> out(q.shape(0), static_cast<size_t>(q_heads_ * layout_.head_dim));
@@ -176,7 +181,6 @@ class AttentionStep {
     args.window = window_;
     args.scale = scale;
     args.q = q.data();
-    args.kv = kv.data();
     args.out = out.data.get();
     args.partials = arena.take_array<float>(work_.partial_floats + 16);
     args.scratch_stride = (attention_scratch_bytes(layout_, q_heads_) + 63) / 64 * 64;
@@ -187,6 +191,7 @@ class AttentionStep {
       ThreadPool pool(threads);
       pool.begin();
       for (int i = 0; i < repeats; ++i) {
+        args.kv = kv.data() + layer_bytes * static_cast<size_t>(i % layers);
         pool.parallel(work_.item_count,
                       [&](int item, int thread) { table.attention_item(args, item, thread); });
         pool.parallel(work_.merge_count, [&](int merge, int) { table.attention_merge(args, merge); });
@@ -307,7 +312,7 @@ void bind_kernels(nb::module_& m) {
            nb::arg("positions"), nb::arg("seq_starts"), nb::arg("block_table"))
       .def("run", &AttentionStep::run, nb::arg("isa"), nb::arg("threads"), nb::arg("q"),
            nb::arg("kv"), nb::arg("scale"), nb::arg("repeats") = 1,
-           "Returns f32 [N, q_heads * head_dim].")
+           nb::arg("layers") = 1, "Returns f32 [N, q_heads * head_dim].")
       .def_prop_ro("items", &AttentionStep::items,
                    "Per item: rows, first and end chunk, first and end kv head.")
       .def_prop_ro("merges", &AttentionStep::merges, "Rows that meet keys in several items.");

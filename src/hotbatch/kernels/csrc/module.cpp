@@ -205,6 +205,7 @@ likewise the log-probability and the top log-probabilities.)")
       .def("rotary", &Program::rotary)
       .def("attention", &Program::attention)
       .def("select", &Program::select)
+      .def("release", &Program::release, "Nothing later reads this buffer.")
       .def("finish", &Program::finish)
       .def("copy_blocks",
            [](Program& self, Matrix<int32_t> pairs) {

@@ -90,11 +90,20 @@ void Program::set_cache(const KvLayout& layout, int layers, int blocks) {
 }
 
 int Program::new_buffer(int cols, bool selected) {
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    Buffer& buffer = buffers_[i];
+    if (buffer.is_free && buffer.cols == cols && buffer.selected == selected) {
+      buffer.is_free = false;
+      return static_cast<int>(i);
+    }
+  }
   const size_t rows = static_cast<size_t>(selected ? shape_.max_logit_rows : shape_.max_rows);
   float* data = buffers_memory_.take_array<float>(rows * static_cast<size_t>(round_up(cols, 16)));
-  buffers_.push_back({data, cols, selected});
+  buffers_.push_back({data, cols, selected, false});
   return static_cast<int>(buffers_.size()) - 1;
 }
+
+void Program::release(int buffer) { buffers_.at(static_cast<size_t>(buffer)).is_free = true; }
 
 // All activations of one kind share memory: each is read by the very next operation.
 int Program::new_activation(Precision format, int cols, bool selected) {

@@ -54,6 +54,9 @@ class Program {
   int rotary(int input, int layer, int q_norm, int k_norm, float eps, int query_heads);
   int attention(int input, int layer, int window);
   int select(int input);
+  // Nothing later reads this buffer: the next of its shape takes its memory. Without this every
+  // layer would have buffers of its own, and each write would miss every cache.
+  void release(int buffer);
   void finish(int logits);
 
   // ---- running ----
@@ -78,6 +81,7 @@ class Program {
     float* data;
     int cols;
     bool selected;
+    bool is_free;
   };
   struct Op {
     Kind kind;

@@ -50,9 +50,7 @@ class SamplingParams:
         self._check_range("n", self.n, 1, MAX_N)
         self._check_range("temperature", self.temperature, 0.0, 100.0)
         if not (0.0 < self.top_p <= 1.0):
-            raise InvalidRequestError(
-                f"top_p must be in (0, 1], got {self.top_p}.", param="top_p"
-            )
+            raise InvalidRequestError(f"top_p must be in (0, 1], got {self.top_p}.", param="top_p")
         if self.top_k < -1:
             raise InvalidRequestError(
                 f"top_k must be -1 or 0 (off) or a positive count, got {self.top_k}.",

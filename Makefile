@@ -28,8 +28,10 @@ INSTALL := $(PIP) --no-build-isolation -e
 help:
 	@echo 'make serve   serve the embedded model on http://127.0.0.1:8000'
 	@echo 'make demo    static against continuous batching under a burst of clients'
-	@echo 'make test    run all tests          make lint    ruff, mypy, import-linter'
-	@echo 'make bench   measure this machine   make setup   everything for development'
+	@echo 'make test    run all tests'
+	@echo 'make lint    ruff, mypy, import-linter'
+	@echo 'make bench   kernels, steps and quality on this machine'
+	@echo 'make setup   everything for development'
 	@echo 'make clean   remove what was built, .venv too'
 
 setup: .venv/dev.stamp
@@ -38,7 +40,8 @@ serve: .venv/serve.stamp
 	@exec $(BIN)/hotbatch serve $(ARGS)
 
 demo: .venv/dev.stamp
-	@exec $(BIN)/hotbatch bench demo $(ARGS)
+	@mkdir -p out
+	@exec $(BIN)/hotbatch bench demo --image out/burst.png $(ARGS)
 
 test: .venv/dev.stamp
 	@exec $(BIN)/python -m pytest $(ARGS)
@@ -49,11 +52,16 @@ lint: .venv/dev.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+# Takes minutes and wants the machine for itself. `hotbatch bench serve` measures a server.
 bench: .venv/dev.stamp
-	@exec $(BIN)/hotbatch bench $(ARGS)
+	@mkdir -p out
+	$(BIN)/python benchmarks/overhead/plan_commit.py
+	$(BIN)/python benchmarks/kernels/linear.py --models smollm2-135m
+	$(BIN)/python benchmarks/step/step_time.py --plot out/step.png
+	$(BIN)/python benchmarks/quality/perplexity.py
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/pyvenv.cfg:

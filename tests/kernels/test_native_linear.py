@@ -196,3 +196,31 @@ def test_misfits_are_refused() -> None:
         program.add_weight("int8", [("Q8_0", np.zeros((2, 33), np.uint8), 32)], None)
     with pytest.raises(ValueError, match="cannot run"):
         _native.Program(max_rows=4, max_logit_rows=4, threads=1, isa="mmx")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("width", [48, 96, 144])
+def test_gated_layer_equals_its_parts(isa: str, precision: str, width: int) -> None:
+    """Fused or apart, gate and up and the product after them give the same bits."""
+    rng = np.random.default_rng(width)
+    table = rng.standard_normal((60, 64)).astype(np.float32)
+    gate_up = raw_f32(rng.standard_normal((2 * width, 64)))
+    bias = rng.standard_normal(2 * width).astype(np.float32)
+    down = raw_f32(rng.standard_normal((40, width)))
+
+    def record_apart(program, x):
+        index = program.add_weight(precision, [gate_up], bias)
+        both = program.linear(program.convert(x, precision), index, -1)
+        inner = program.silu_mul(both, precision)
+        return program.linear(inner, program.add_weight(precision, [down], None), -1)
+
+    def record_fused(program, x):
+        index = program.add_weight(precision, [gate_up], bias, True)
+        inner = program.gated_linear(program.convert(x, precision), index, precision)
+        return program.linear(inner, program.add_weight(precision, [down], None), -1)
+
+    apart = LayerProgram(table, record_apart, isa=isa)
+    fused = LayerProgram(table, record_fused, isa=isa, threads=2)
+    for rows in ([0], list(range(60)), [5, 4, 3]):
+        np.testing.assert_array_equal(fused(rows), apart(rows))

@@ -26,11 +26,13 @@ RawTuple = tuple[str, NDArray[np.uint8], int]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A value of the recording: a buffer that is there, or one that a norm or SiLU is to fill
-    once the linear layer that reads it says in which form."""
+    """A value of the recording: a buffer that is there, or an operation that waits until its
+    reader says in which form it wants the result."""
 
-    buffer: int
-    pending: tuple[Any, ...] = ()  # ("norm", vector, eps) or ("silu_mul",)
+    buffer: int = -1
+    pending: tuple[Any, ...] = ()
+    # ("norm", vector, eps) of the buffer; ("linear", activation, weight); ("gated", activation,
+    # weight): such a layer followed by SiLU(gate) * up.
 
 
 def raw_tuple(tensor: RawTensor) -> RawTuple:
@@ -80,13 +82,12 @@ class ProgramRecorder(Ops[Recorded]):
         self, x: Recorded, weight: LinearWeight, residual: Recorded | None = None
     ) -> Recorded:
         form = layer_precision(weight, self._precision, is_head=self._selected)
-        parts = [raw_tuple(part) for part in weight.parts]
-        bias = None if weight.bias is None else np.ascontiguousarray(weight.bias, np.float32)
-        index = self._program.add_weight(form, parts, bias)
-        if self._progress is not None:
-            self._progress(weight.num_bytes)
+        activation = self._activation(x, form)
+        if residual is None and not self._selected:
+            return Recorded(pending=("linear", activation, weight))
         target = -1 if residual is None else residual.buffer
-        return Recorded(self._program.linear(self._activation(x, form), index, target))
+        index = self._add_weight(weight, gated=False)
+        return Recorded(self._program.linear(activation, index, target))
 
     def rotary_and_store(
         self,
@@ -98,10 +99,9 @@ class ProgramRecorder(Ops[Recorded]):
     ) -> Recorded:
         q_vector = -1 if q_norm is None else self._vector(q_norm)
         k_vector = -1 if k_norm is None else self._vector(k_norm)
-        q = self._program.rotary(
-            qkv.buffer, layer_index, q_vector, k_vector, eps, self._num_heads
-        )
-        self._program.release(qkv.buffer)
+        buffer = self._materialise(qkv)
+        q = self._program.rotary(buffer, layer_index, q_vector, k_vector, eps, self._num_heads)
+        self._program.release(buffer)
         return Recorded(q)
 
     def attention(self, q: Recorded, layer_index: int, window: int | None) -> Recorded:
@@ -110,7 +110,9 @@ class ProgramRecorder(Ops[Recorded]):
         return Recorded(mixed)
 
     def silu_mul(self, gate_up: Recorded) -> Recorded:
-        return Recorded(gate_up.buffer, ("silu_mul",))
+        kind, activation, weight = gate_up.pending
+        assert kind == "linear", "SiLU follows the linear layer that makes gate and up"
+        return Recorded(pending=("gated", activation, weight))
 
     def select(self, x: Recorded) -> Recorded:
         self._selected = True
@@ -119,13 +121,35 @@ class ProgramRecorder(Ops[Recorded]):
     def _vector(self, values: FloatArray) -> int:
         return int(self._program.add_vector(np.ascontiguousarray(values, np.float32)))
 
+    def _add_weight(self, weight: LinearWeight, *, gated: bool) -> int:
+        form = layer_precision(weight, self._precision, is_head=self._selected)
+        parts = [raw_tuple(part) for part in weight.parts]
+        bias = None if weight.bias is None else np.ascontiguousarray(weight.bias, np.float32)
+        index = int(self._program.add_weight(form, parts, bias, gated))
+        if self._progress is not None:
+            self._progress(weight.num_bytes)
+        return index
+
+    def _materialise(self, x: Recorded) -> int:
+        """The buffer of a value that is read as floats."""
+        if not x.pending:
+            return x.buffer
+        kind, activation, weight = x.pending
+        assert kind == "linear", kind
+        index = self._add_weight(weight, gated=False)
+        return int(self._program.linear(activation, index, -1))
+
     def _activation(self, x: Recorded, form: str) -> int:
         """`x` in the form that a linear layer reads. Only the residual stream, which norms read,
         lives on; any other buffer has had its one reader."""
         if x.pending and x.pending[0] == "norm":
             _, vector, eps = x.pending
             return int(self._program.norm(x.buffer, vector, eps, form))
-        convert = self._program.silu_mul if x.pending else self._program.convert
-        activation = int(convert(x.buffer, form))
-        self._program.release(x.buffer)
-        return activation
+        if x.pending and x.pending[0] == "gated":
+            _, activation, weight = x.pending
+            index = self._add_weight(weight, gated=True)
+            return int(self._program.gated_linear(activation, index, form))
+        buffer = self._materialise(x)
+        converted = int(self._program.convert(buffer, form))
+        self._program.release(buffer)
+        return converted

@@ -34,27 +34,30 @@ inline void quantise_group(const Activation& act, int row, int group, int size, 
 }
 
 template <class Value>
-inline void write_activation(const Activation& act, int row, Value value) {
-  switch (act.precision) {
-    case Precision::kF32: {
-      float* out = static_cast<float*>(act.data) + int64_t{row} * act.stride;
-      for (int k = 0; k < act.cols; k += kLanes) store_columns(out + k, act.cols - k, value(k));
-      break;
-    }
-    case Precision::kBf16: {
-      uint16_t* out = static_cast<uint16_t*>(act.data) + int64_t{row} * act.stride;
-      for (int k = 0; k < act.cols; k += kLanes) {
-        alignas(32) uint16_t lanes[kLanes];
-        store_bf16(lanes, value(k));
-        std::memcpy(out + k, lanes, 2 * static_cast<size_t>(std::min(kLanes, act.stride - k)));
-      }
-      break;
-    }
-    case Precision::kInt8:
-      for (int g = 0; g < act.groups; ++g) quantise_group(act, row, g, kGroupInt8, value);
-      break;
-    case Precision::kInt4:
-      for (int g = 0; g < act.groups; ++g) quantise_group(act, row, g, kGroupInt4, value);
-      break;
+inline void keep_columns(const Activation& act, int row, int first, int last, Value value) {
+  if (act.precision == Precision::kF32) {
+    float* out = static_cast<float*>(act.data) + int64_t{row} * act.stride;
+    for (int k = first; k < last; k += kLanes) store_columns(out + k, act.cols - k, value(k));
+    return;
   }
+  uint16_t* out = static_cast<uint16_t*>(act.data) + int64_t{row} * act.stride;
+  for (int k = first; k < last; k += kLanes) {
+    alignas(32) uint16_t lanes[kLanes];
+    store_bf16(lanes, value(k));
+    std::memcpy(out + k, lanes, 2 * static_cast<size_t>(std::min(kLanes, act.stride - k)));
+  }
+}
+
+// Columns [first, last) of a row: whole groups, or up to the end of the row.
+template <class Value>
+inline void write_columns(const Activation& act, int row, int first, int last, Value value) {
+  if (act.precision == Precision::kF32 || act.precision == Precision::kBf16)
+    return keep_columns(act, row, first, last, value);
+  const int size = group_size(act.precision);
+  for (int g = first / size; g * size < last; ++g) quantise_group(act, row, g, size, value);
+}
+
+template <class Value>
+inline void write_activation(const Activation& act, int row, Value value) {
+  write_columns(act, row, 0, act.cols, value);
 }

@@ -1,14 +1,42 @@
-// One row of SiLU(gate) * up, or of a plain conversion; see args.h.
+// SiLU(gate) * up, alone or at the end of the linear layer that makes both; see args.h.
+
+inline vf silu_mul(vf gate, vf up) {
+  return gate * (set1(1.0f) / (set1(1.0f) + exp(zero() - gate))) * up;
+}
 
 inline void silu_mul_row(const SiluMulArgs& args, int row) {
   const float* gate = args.input + row * args.input_stride;
   const int cols = args.output->cols;
   const float* up = gate + cols;
   write_activation(*args.output, row, [&](int k) {
-    const vf g = load_columns(gate + k, cols - k);
-    const vf sigmoid = set1(1.0f) / (set1(1.0f) + exp(zero() - g));
-    return g * sigmoid * load_columns(up + k, cols - k);
+    return silu_mul(load_columns(gate + k, cols - k), load_columns(up + k, cols - k));
   });
+}
+
+// Panels [first, first + kGatedPanels) of a gated layer for the rows [row_begin, row_end). The
+// floats of a few rows stay in this core's cache between the product and the quantiser.
+inline void gated_linear(const GatedArgs& args, int first, int row_begin, int row_end) {
+  constexpr int kStride = kGatedPanels * kPanel;
+  const int last = std::min(args.linear.weight->panels(), first + kGatedPanels);
+  const int column_begin = first * kLanes, column_end = last * kLanes;
+  for (int begin = row_begin; begin < row_end; begin += kGatedRows) {
+    const int end = std::min(row_end, begin + kGatedRows);
+    LinearArgs linear_args = args.linear;
+    linear_args.output = args.scratch - (int64_t{begin} * kStride + first * kPanel);
+    linear_args.output_stride = kStride;
+    linear_args.residual = nullptr;
+    for (int panel = first; panel < last; ++panel) {
+      if (panel + 1 == last) linear_args.prefetch_distance = args.skip_distance;
+      linear(linear_args, panel, begin, end);
+    }
+    for (int row = begin; row < end; ++row) {
+      const float* floats = args.scratch + (row - begin) * kStride;
+      write_columns(*args.output, row, column_begin, column_end, [&](int k) {
+        const float* pair = floats + 2 * (k - column_begin);
+        return silu_mul(load(pair), load(pair + kLanes));
+      });
+    }
+  }
 }
 
 inline void convert_row(const ConvertArgs& args, int row) {

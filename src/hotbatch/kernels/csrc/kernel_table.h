@@ -21,6 +21,7 @@ struct KernelTable {
   // norm/, activation/, embedding/: one row each
   void (*norm_row)(const NormArgs&, int row);
   void (*silu_mul_row)(const SiluMulArgs&, int row);
+  void (*gated_linear)(const GatedArgs&, int first_panel, int row_begin, int row_end);
   void (*convert_row)(const ConvertArgs&, int row);
   void (*embed_row)(const EmbedArgs&, int row);
   // rotary/: one row of the step: q/k norm, rotation, write of k and v into the cache

@@ -162,13 +162,13 @@ likewise the log-probability and the top log-probabilities.)")
            nb::arg("max_rows"), nb::arg("max_logit_rows"), nb::arg("threads"), nb::arg("isa"))
       .def("add_weight",
            [](Program& self, const std::string& precision, const std::vector<RawTuple>& parts,
-              std::optional<Vector<float>> bias) {
+              std::optional<Vector<float>> bias, bool gated) {
              std::vector<RawRows> rows;
              for (const auto& part : parts) rows.push_back(raw_rows(part));
              nb::gil_scoped_release release;
-             return self.add_weight(precision_of(precision), rows, bias ? bias->data() : nullptr);
+             return self.add_weight(precision_of(precision), rows, bias ? bias->data() : nullptr, gated);
            },
-           nb::arg("precision"), nb::arg("parts"), nb::arg("bias").none())
+           nb::arg("precision"), nb::arg("parts"), nb::arg("bias").none(), nb::arg("gated") = false)
       .def("add_vector",
            [](Program& self, Vector<float> values) {
              return self.add_vector(values.data(), static_cast<int>(values.shape(0)));
@@ -202,6 +202,10 @@ likewise the log-probability and the top log-probabilities.)")
         return self.silu_mul(input, precision_of(format));
       })
       .def("linear", &Program::linear)
+      .def("gated_linear",
+           [](Program& self, int activation, int weight, const std::string& format) {
+             return self.gated_linear(activation, weight, precision_of(format));
+           })
       .def("rotary", &Program::rotary)
       .def("attention", &Program::attention)
       .def("select", &Program::select)

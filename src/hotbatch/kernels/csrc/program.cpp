@@ -25,7 +25,8 @@ Program::Program(const ProgramShape& shape, const char* isa)
 
 // ---- recording ----
 
-int Program::add_weight(Precision precision, const std::vector<RawRows>& parts, const float* bias) {
+int Program::add_weight(Precision precision, const std::vector<RawRows>& parts, const float* bias,
+                        bool gated) {
   PackedLinear weight;
   weight.precision = precision;
   require(!parts.empty(), "a weight needs at least one tensor");
@@ -34,6 +35,8 @@ int Program::add_weight(Precision precision, const std::vector<RawRows>& parts, 
     require(part.cols == weight.inputs, "stacked tensors differ in their columns");
     weight.outputs += part.rows;
   }
+  weight.gated = gated;
+  require(!gated || weight.outputs % kPanel == 0, "gate and up must be multiples of 16 wide");
   require(weight.inputs <= kMaxInputs, "a weight has too many input columns");
   const int panels = weight.panels();
   const int64_t bytes = weight.bytes_per_panel() * panels;
@@ -46,7 +49,8 @@ int Program::add_weight(Precision precision, const std::vector<RawRows>& parts, 
   }
   if (bias) {
     weight.bias = weights_memory_.take_array<float>(padded);
-    std::copy(bias, bias + weight.outputs, weight.bias);
+    for (int column = 0; column < weight.outputs; ++column)
+      weight.bias[column] = bias[weight.source_row(column)];
   }
   const PackArgs args{&weight, parts.data(), static_cast<int>(parts.size())};
   const Awake awake(pool_);
@@ -193,6 +197,22 @@ int Program::linear(int activation, int weight, int residual) {
   return op.output;
 }
 
+int Program::gated_linear(int activation, int weight, Precision format) {
+  const PackedLinear& w = weights_.at(static_cast<size_t>(weight));
+  const Activation& act = activations_.at(static_cast<size_t>(activation));
+  require(w.gated, "the weight was not packed for a gated layer");
+  require(act.cols == w.inputs && act.precision == w.precision,
+          "a linear layer's input does not fit its weight");
+  Op op{Kind::kGated};
+  op.input = activation;
+  op.weight = weight;
+  op.selected = selecting_;
+  op.output = new_activation(format, w.outputs / 2, selecting_);
+  require(op.output != activation, "a gated layer cannot write over its own input");
+  ops_.push_back(op);
+  return op.output;
+}
+
 int Program::rotary(int input, int layer, int q_norm, int k_norm, float eps, int query_heads) {
   require(layer < static_cast<int>(cache_.size()), "set_cache comes before rotary");
   Op op{Kind::kRotary};
@@ -241,6 +261,7 @@ void Program::finish(int logits) {
   attention_scratch_ = buffers_memory_.take(threads * attention_stride_);
   sample_stride_ = (sample_scratch_bytes(vocabulary()) + 63) / 64 * 64;
   sample_scratch_ = buffers_memory_.take(threads * sample_stride_);
+  gated_scratch_ = buffers_memory_.take_array<float>(threads * kGatedFloats);
 }
 
 int Program::vocabulary() const {

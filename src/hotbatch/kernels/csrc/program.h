@@ -40,7 +40,9 @@ class Program {
   Program(const ProgramShape& shape, const char* isa);
 
   // ---- recording; each returns an id or appends an operation ----
-  int add_weight(Precision precision, const std::vector<RawRows>& parts, const float* bias);
+  // `gated`: the stacked rows are gate and up of an MLP, for gated_linear.
+  int add_weight(Precision precision, const std::vector<RawRows>& parts, const float* bias,
+                 bool gated);
   int add_vector(const float* values, int count);
   int add_table(const RawRows& table);
   void set_rotary(const float* cosines, const float* sines, int positions, int half_dim);
@@ -51,6 +53,7 @@ class Program {
   int convert(int input, Precision format);
   int silu_mul(int input, Precision format);
   int linear(int activation, int weight, int residual);  // -1: none
+  int gated_linear(int activation, int weight, Precision format);
   int rotary(int input, int layer, int q_norm, int k_norm, float eps, int query_heads);
   int attention(int input, int layer, int window);
   int select(int input);
@@ -74,8 +77,8 @@ class Program {
   std::vector<OpProfile> profile() const;
 
  private:
-  enum class Kind { kEmbed, kNorm, kConvert, kSiluMul, kLinear, kRotary, kAttention, kSelect, kSample };
-  static constexpr int kKinds = 9;
+  enum class Kind { kEmbed, kNorm, kConvert, kSiluMul, kLinear, kGated, kRotary, kAttention, kSelect, kSample };
+  static constexpr int kKinds = 10;
 
   struct Buffer {  // f32 [rows, cols]
     float* data;
@@ -101,10 +104,13 @@ class Program {
   int new_buffer(int cols, bool selected);
   int new_activation(Precision format, int cols, bool selected);
   void run_op(const Op& op, const Batch& batch, int rows, const int32_t* selection);
-  void run_rows(const Op& op, const Batch& batch, int begin, int end, const int32_t* selection);
+  void run_rows(const Op& op, const Batch& batch, int begin, int end, const int32_t* selection,
+                int thread);
   void run_segment(size_t begin, size_t end, const Batch& batch);
   void run_linear(const Op& op, int rows);
+  void run_gated(const Op& op, int rows);
   LinearArgs linear_args(const Op& op) const;
+  GatedArgs gated_args(const Op& op, int thread) const;
   void run_attention(const Op& op, const Batch& batch);
   void plan_attention(const Batch& batch);
   void run_logits(const Batch& batch, int first, int count, const SampleArgs* sampling);
@@ -138,6 +144,7 @@ class Program {
   std::vector<float> partials_;
   uint8_t* attention_scratch_ = nullptr;
   uint8_t* sample_scratch_ = nullptr;
+  float* gated_scratch_ = nullptr;
   size_t attention_stride_ = 0, sample_stride_ = 0;
 
   int64_t weight_bytes_ = 0, cache_bytes_ = 0;

@@ -32,7 +32,7 @@ constexpr int kMaxRowsPerChunk = 48;
 constexpr int kPiecesPerThread = 16;
 
 constexpr const char* kKindNames[] = {"embed",  "norm",      "convert", "silu_mul", "linear",
-                                      "rotary", "attention", "select",  "sample"};
+                                      "gated",  "rotary", "attention", "select",  "sample"};
 
 }  // namespace
 
@@ -54,7 +54,7 @@ void Program::add_time(Kind kind, double seconds) {
 
 // Rows [begin, end) of an operation that looks at no other rows, on this thread.
 void Program::run_rows(const Op& op, const Batch& batch, int begin, int end,
-                       const int32_t* selection) {
+                       const int32_t* selection, int thread) {
   const auto buffer = [this](int id) -> const Buffer& { return buffers_[static_cast<size_t>(id)]; };
   const auto stride = [](const Buffer& b) { return int64_t{round_up(b.cols, 16)}; };
   const auto vector = [this](int id) -> const float* {
@@ -92,6 +92,13 @@ void Program::run_rows(const Op& op, const Batch& batch, int begin, int end,
       args.prefetch_distance = args.weight->bytes_per_panel();
       for (int panel = 0; panel < args.weight->panels(); ++panel)
         table_->linear(args, panel, begin, end);
+      break;
+    }
+    case Kind::kGated: {
+      GatedArgs args = gated_args(op, thread);
+      args.linear.prefetch_distance = args.skip_distance = args.linear.weight->bytes_per_panel();
+      for (int panel = 0; panel < args.linear.weight->panels(); panel += kGatedPanels)
+        table_->gated_linear(args, panel, begin, end);
       break;
     }
     case Kind::kRotary: {
@@ -159,15 +166,41 @@ void Program::run_linear(const Op& op, int rows) {
   });
 }
 
+GatedArgs Program::gated_args(const Op& op, int thread) const {
+  GatedArgs args;
+  args.linear.weight = &weights_[static_cast<size_t>(op.weight)];
+  args.linear.input = &activations_[static_cast<size_t>(op.input)];
+  args.output = &activations_[static_cast<size_t>(op.output)];
+  args.scratch = gated_scratch_ + static_cast<size_t>(thread) * kGatedFloats;
+  return args;
+}
+
+// The same for a gated layer, in groups of panels.
+void Program::run_gated(const Op& op, int rows) {
+  const PackedLinear& weight = weights_[static_cast<size_t>(op.weight)];
+  const int groups = (weight.panels() + kGatedPanels - 1) / kGatedPanels;
+  const int row_chunks = (rows + kRowsPerPiece - 1) / kRowsPerPiece;
+  const int64_t bytes = weight.bytes_per_panel();
+  pool_.parallel(groups * row_chunks, [&](int piece, int thread) {
+    GatedArgs args = gated_args(op, thread);
+    args.linear.prefetch_distance = bytes;
+    args.skip_distance = bytes * (1 + kGatedPanels * (pool_.size() - 1));
+    const int row_begin = piece / groups * kRowsPerPiece;
+    table_->gated_linear(args, piece % groups * kGatedPanels, row_begin,
+                         std::min(rows, row_begin + kRowsPerPiece));
+  });
+}
+
 // One operation on all threads.
 void Program::run_op(const Op& op, const Batch& batch, int rows, const int32_t* selection) {
   if (op.kind == Kind::kLinear) return run_linear(op, rows);
+  if (op.kind == Kind::kGated) return run_gated(op, rows);
   if (op.kind == Kind::kAttention) return run_attention(op, batch);
   const int rows_per_piece = std::max(1, kElementsPerPiece / std::max(1, op.width));
   const int pieces = (rows + rows_per_piece - 1) / rows_per_piece;
-  pool_.parallel(pieces, [&](int piece, int) {
+  pool_.parallel(pieces, [&](int piece, int thread) {
     run_rows(op, batch, piece * rows_per_piece, std::min(rows, (piece + 1) * rows_per_piece),
-             selection);
+             selection, thread);
   });
 }
 
@@ -189,7 +222,7 @@ void Program::run_segment(size_t begin, size_t end, const Batch& batch) {
     const int row_end = static_cast<int>(int64_t{rows} * (chunk + 1) / chunks);
     for (size_t i = begin; i < end; ++i) {
       const double start = profiling_ ? now_seconds() : 0.0;
-      run_rows(ops_[i], batch, row_begin, row_end, nullptr);
+      run_rows(ops_[i], batch, row_begin, row_end, nullptr, thread);
       // The first thread's time stands for all: they do the same.
       if (profiling_ && thread == 0) add_time(ops_[i].kind, now_seconds() - start);
     }

@@ -559,3 +559,19 @@ inline vf exp2(vf x) {
   return p * exp2_int(n);
 #endif
 }
+
+// Makes the compiler keep a loaded vector in a register: GCC would rather load it again for
+// every use, and then loads, not products, are what a loop waits for.
+#if defined(__AVX512F__)
+inline vbytes held(vbytes x) {
+  asm("" : "+v"(x));
+  return x;
+}
+inline vf held(vf x) {
+  asm("" : "+v"(x.v));
+  return x;
+}
+#else
+inline vbytes held(vbytes x) { return x; }
+inline vf held(vf x) { return x; }
+#endif

@@ -60,7 +60,16 @@ struct PackedLinear {
   uint8_t* data = nullptr;
   float* scales = nullptr;  // [N padded to 32], int8 only
   float* bias = nullptr;    // [N padded to 32] or null
+  // Gate and up of an MLP, N/2 rows each, interleaved: a panel holds 16 columns of the gate and
+  // the same 16 of up, so that SiLU(gate) * up needs no pass of its own.
+  bool gated = false;
 
+  // Which row of the stacked tensors is this packed column?
+  int source_row(int column) const {
+    if (!gated) return column;
+    const int within = column % kPanel, half = kPanel / 2;
+    return column / kPanel * half + (within < half ? within : outputs / 2 + within - half);
+  }
   int panels() const { return (outputs + kPanel - 1) / kPanel; }
   int64_t bytes_per_panel() const { return panel_bytes(precision, inputs); }
 };
@@ -86,6 +95,19 @@ struct LinearArgs {
   // While a panel is computed, what lies this many bytes after it is fetched into the second
   // cache: the panel that this thread will most likely get next. 0: nothing.
   int64_t prefetch_distance = 0;
+};
+
+// A gated linear layer followed by SiLU(gate) * up, written as the next layer's input.
+constexpr int kGatedPanels = 4;  // together 64 columns of the result: whole activation groups
+constexpr int kGatedRows = 48;   // rows whose floats are held at once
+
+constexpr int kGatedFloats = kGatedRows * kGatedPanels * kPanel;
+
+struct GatedArgs {
+  LinearArgs linear;                   // output and residual are not used
+  const Activation* output = nullptr;  // N/2 columns
+  float* scratch = nullptr;            // [kGatedFloats]
+  int64_t skip_distance = 0;           // prefetch distance after the last panel of a group
 };
 
 // Rows of one or several tensors, stacked, become one packed weight.

@@ -374,7 +374,7 @@ inline void pack_linear(const PackArgs& args, int panel) {
   for (int column = 0; column < kPanel; ++column) {
     const RawRows* part = nullptr;
     int index = 0;
-    if (panel * kPanel + column < t.outputs) find_raw_row(args, panel * kPanel + column, &part, &index);
+    if (panel * kPanel + column < t.outputs) find_raw_row(args, t.source_row(panel * kPanel + column), &part, &index);
     if (!part) continue;
     const bool q4 = part->type == RawType::kQ4_0 || part->type == RawType::kQ4_1;
     if (t.precision == Precision::kInt4 && q4) {

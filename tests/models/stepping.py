@@ -7,12 +7,15 @@ from collections.abc import Sequence
 import torch
 
 from hotbatch.core.plan import PlannedRequest, StepPlan
+from hotbatch.executor.cpu_executor import CpuExecutor
 from hotbatch.executor.inputs import pack
 from hotbatch.executor.torch_executor import TorchExecutor
 
 
 def logits_in_steps(
-    executor: TorchExecutor, sequences: Sequence[Sequence[int]], steps: Sequence[Sequence[int]]
+    executor: TorchExecutor | CpuExecutor,
+    sequences: Sequence[Sequence[int]],
+    steps: Sequence[Sequence[int]],
 ) -> list[torch.Tensor]:
     """The logits of every position of each sequence, f32 [len, vocab], computed in `steps`: how
     many tokens of each sequence enter each step (0: it sits the step out)."""
@@ -28,8 +31,12 @@ def logits_in_steps(
                 requests.append(_scored(index, done[index], tokens, blocks[index]))
                 owners.append(index)
                 done[index] += count
-        inputs = pack(StepPlan(step_id, tuple(requests)), info.block_size)
-        logits = executor.logits(inputs)
+        plan = StepPlan(step_id, tuple(requests))
+        inputs = pack(plan, info.block_size)
+        if isinstance(executor, CpuExecutor):
+            logits = torch.from_numpy(executor.logits(plan))
+        else:
+            logits = executor.logits(inputs)
         starts = inputs.logit_starts.tolist()
         for position, index in enumerate(owners):
             rows[index].append(logits[starts[position] : starts[position + 1]])

@@ -123,7 +123,7 @@ inline void score_some(const Query* queries, const ChunkView& view, int group, i
     typename Kv::Words keys[kGroups];
     HB_UNROLL
     for (int g = 0; g < kGroups; ++g) {
-      keys[g] = Kv::words(view.k[group + g] + kGroupKeys * w);
+      keys[g] = held(Kv::words(view.k[group + g] + kGroupKeys * w));
       prefetch(view.v[group + g] + kGroupKeys * w);
     }
     HB_UNROLL
@@ -177,11 +177,9 @@ inline void score_block(int rows, const Query* queries, const ChunkView& view, i
   }
 }
 
-// Turns the scores of groups [group, group_end), of which keys [first, end) of the chunk are
-// visible, into weights as Kv stores them.
-template <class Kv>
-inline ChunkResult weigh_row(float* scores, int group, int group_end, int first, int end,
-                             float scale, const ChunkView& view, int32_t* weights) {
+// The largest score of groups [group, group_end), of which keys [first, end) of the chunk are
+// visible; the others are overwritten with a number far below.
+inline float hide_and_find_max(float* scores, int group, int group_end, int first, int end) {
   const vf hidden = set1(-3.0e38f);
   vf top = hidden;
   for (int g = group; g < group_end; ++g) {
@@ -195,7 +193,13 @@ inline ChunkResult weigh_row(float* scores, int group, int group_end, int first,
     }
     top = max(top, s);
   }
-  ChunkResult result{largest(top) * scale, 0.0f, 1.0f, 0, 0};
+  return largest(top);
+}
+
+// Turns scores into weights as Kv stores them; result.max is set.
+template <class Kv>
+inline void weigh_row(float* scores, int group, int group_end, float scale, const ChunkView& view,
+                      int32_t* weights, ChunkResult& result) {
   const vf factor = set1(scale), shift = set1(-result.max);
   vf total = zero();
   for (int g = group; g < group_end; ++g) {
@@ -205,7 +209,6 @@ inline ChunkResult weigh_row(float* scores, int group, int group_end, int first,
   }
   result.weight = sum(total);
   Kv::finish_weights(scores, group, group_end, weights, result);
-  return result;
 }
 
 // Weighted sums over keys [first, end) of the chunk for kVectors * 16 dims of kRows queries.
@@ -223,7 +226,7 @@ inline void sum_values_some(const int32_t* weights, const ChunkView& view, const
   const auto step = [&](const int32_t* v, int w, auto load_words) {
     typename Kv::Words values[kVectors];
     HB_UNROLL
-    for (int n = 0; n < kVectors; ++n) values[n] = load_words(v + kLanes * n);
+    for (int n = 0; n < kVectors; ++n) values[n] = held(load_words(v + kLanes * n));
     HB_UNROLL
     for (int i = 0; i < kRows; ++i) {
       const auto word = Kv::weight_word(weights + i * kKeyChunk, w);
@@ -373,8 +376,11 @@ inline void attend_block(QueryTile& tile, int head, int chunk, const Query* quer
   const float scale = tile.args.scale * 1.44269504088896341f;
   ChunkResult results[kQueryBlock];
   for (int i = 0; i < rows; ++i)
-    results[i] = weigh_row<Kv>(tile.scores + i * kKeyChunk, group, group_end, first[i], end[i], scale,
-                               view, tile.weights + i * kKeyChunk);
+    results[i].max = scale * hide_and_find_max(tile.scores + i * kKeyChunk, group, group_end,
+                                               first[i], end[i]);
+  for (int i = 0; i < rows; ++i)
+    weigh_row<Kv>(tile.scores + i * kKeyChunk, group, group_end, scale, view,
+                  tile.weights + i * kKeyChunk, results[i]);
   sum_values_block<Kv>(rows, tile.weights, view, ahead, block_first, block_end, dim, results,
                        tile.sums);
   for (int i = 0; i < rows; ++i)

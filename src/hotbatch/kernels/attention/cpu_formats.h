@@ -123,6 +123,7 @@ struct KvInt8 {
     vf top = zero();
     for (int g = group; g < group_end; ++g) top = max(top, load(scores + 16 * g));
     const float peak = largest(top);
+    result.high_total = result.low_total = 0;
     const vf inverse = set1(peak > 0.0f ? kWeightLevels / peak : 0.0f);
     auto* high = reinterpret_cast<int8_t*>(weights);
     auto* low = high + kKeyChunk;

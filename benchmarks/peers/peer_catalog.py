@@ -150,7 +150,7 @@ def _vllm_peer(name: str, form: str, weights: str) -> Peer:
         form=form,
         weights=weights,
         command=_vllm(form),
-        patience=600.0,
+        patience=900.0,
         note="vLLM for CPU, 3 GB of KV cache.",
     )
 

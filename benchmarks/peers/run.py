@@ -98,7 +98,7 @@ def measure(
     """
     warm_up, requests = warm_up_of(workload, seed + 1), requests_of(workload, waves, seed)
     tokens = sum(request.prompt_len // 8 + request.output_len for request in requests)
-    limit = min(limit, 60.0 + tokens / _SLOWEST_TOKENS_PER_SECOND)
+    limit = min(limit, 120.0 + tokens / _SLOWEST_TOKENS_PER_SECOND)
     if process.peer.is_in_process:
         process.ask(_job(warm_up, workload), limit)
         return process.ask(_job(requests, workload), limit)

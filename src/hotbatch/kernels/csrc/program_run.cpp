@@ -24,9 +24,9 @@ constexpr int kElementsPerPiece = 4096;
 constexpr int kRowsPerPiece = 384;
 // A thread with fewer rows than this would wait for weights: see run_segment.
 constexpr int kMinRowsPerThread = 8;
-// What a row is between attention and attention, in all its forms, is some 20 kilobytes in a
+// What a row is between attention and attention, in all its forms, is some 12 kilobytes in a
 // small model: so many stay in the second cache.
-constexpr int kMaxRowsPerChunk = 48;
+constexpr int kMaxRowsPerChunk = 96;
 // Pieces that a wide layer is cut into for each thread; fewer would not balance, more would
 // cost more in handing out than they give.
 constexpr int kPiecesPerThread = 16;

@@ -2,15 +2,14 @@
 
 The step is ragged: the new tokens of all requests lie one after another in one row dimension,
 request by request in the plan's order. `seq_starts` says where each begins, and the block table
-says where its context lives in the paged KV cache. Packing costs a handful of numpy calls a step
-and a few Python operations a request, so that it stays far below the forward pass.
+says where its context lives in the paged KV cache. Packing costs a few Python
+operations a request, so that it stays far below the forward pass.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,64 +55,83 @@ class StepInputs:
 
 
 def pack(plan: StepPlan, block_size: int) -> StepInputs:
-    """Flatten `plan` for a cache of blocks of `block_size` tokens each."""
-    requests = plan.requests
-    lengths = np.array([len(request.tokens) for request in requests], dtype=np.int32)
-    starts = np.array([request.start for request in requests], dtype=np.int32)
-    seq_starts = _exclusive_sum(lengths)
-    num_tokens = int(seq_starts[-1])
+    """Flatten `plan` for a cache of blocks of `block_size` tokens each.
 
-    token_ids = _flatten((request.tokens for request in requests), num_tokens)
-    sequence_of_row = np.repeat(np.arange(len(requests), dtype=np.int32), lengths)
-    row_offset = starts - seq_starts[:-1]
-    positions = np.arange(num_tokens, dtype=np.int32) + row_offset[sequence_of_row]
-    block_table = _block_table(requests)
-    blocks = block_table[sequence_of_row, positions // block_size]
-    slots = blocks * np.int32(block_size) + positions % block_size
-    logit_rows, logit_starts = _logit_rows(requests, seq_starts)
-    return StepInputs(
-        token_ids=token_ids,
-        positions=positions,
-        slots=slots.astype(np.int32, copy=False),
-        seq_starts=seq_starts,
-        context_lens=starts + lengths,
-        block_table=block_table,
-        logit_rows=logit_rows,
-        logit_starts=logit_starts,
-    )
-
-
-def _exclusive_sum(counts: Int32Array) -> Int32Array:
-    sums = np.zeros(len(counts) + 1, dtype=np.int32)
-    np.cumsum(counts, out=sums[1:])
-    return sums
-
-
-def _flatten(rows: Any, count: int) -> Int32Array:
-    return np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=count)
-
-
-def _block_table(requests: tuple[PlannedRequest, ...]) -> Int32Array:
-    counts = np.array([len(request.block_ids) for request in requests], dtype=np.int32)
-    width = int(counts.max(initial=1))
-    table = np.zeros((len(requests), width), dtype=np.int32)
-    used = np.arange(width, dtype=np.int32)[None, :] < counts[:, None]
-    table[used] = _flatten((request.block_ids for request in requests), int(counts.sum()))
-    return table
-
-
-def _logit_rows(
-    requests: tuple[PlannedRequest, ...], seq_starts: Int32Array
-) -> tuple[Int32Array, Int32Array]:
-    """Rows that need logits, and where each request's share of them begins."""
-    rows: list[int] = []
+    Plain lists, turned into one array at the end: a decode step has few numbers, and a dozen
+    numpy calls on caches that the last step has emptied would cost more than all of them.
+    """
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    seq_starts = [0]
+    context_lens: list[int] = []
+    logit_rows: list[int] = []
     logit_starts = [0]
-    for request, start, end in zip(
-        requests, seq_starts[:-1].tolist(), seq_starts[1:].tolist(), strict=True
-    ):
-        first_sampled = end if request.sample is None else end - request.num_drafts - 1
-        if request.prompt_logprobs is not None:
-            rows.extend(range(start, min(start + len(request.next_tokens), first_sampled)))
-        rows.extend(range(first_sampled, end))
-        logit_starts.append(len(rows))
-    return np.array(rows, dtype=np.int32), np.array(logit_starts, dtype=np.int32)
+    for request in plan.requests:
+        start, count = request.start, len(request.tokens)
+        row = len(token_ids)
+        token_ids.extend(request.tokens)
+        if count == 1:
+            positions.append(start)
+            slots.append(request.block_ids[start // block_size] * block_size + start % block_size)
+        else:
+            positions.extend(range(start, start + count))
+            _extend_slots(slots, request, block_size)
+        seq_starts.append(row + count)
+        context_lens.append(start + count)
+        _extend_logit_rows(logit_rows, request, row)
+        logit_starts.append(len(logit_rows))
+    block_table, width = _block_table(plan.requests)
+    parts = (
+        token_ids,
+        positions,
+        slots,
+        seq_starts,
+        context_lens,
+        block_table,
+        logit_rows,
+        logit_starts,
+    )
+    arrays = _arrays(parts)
+    arrays[5] = arrays[5].reshape(len(plan.requests), width)
+    return StepInputs(*arrays)
+
+
+def _arrays(parts: tuple[list[int], ...]) -> list[Int32Array]:
+    """Each list as an array, all views of one."""
+    together = np.array(list(chain.from_iterable(parts)), dtype=np.int32)
+    arrays, begin = [], 0
+    for part in parts:
+        arrays.append(together[begin : begin + len(part)])
+        begin += len(part)
+    return arrays
+
+
+def _extend_slots(slots: list[int], request: PlannedRequest, block_size: int) -> None:
+    """Where the keys and values of a chunk go, block by block."""
+    position, end = request.start, request.context_len
+    while position < end:
+        block, offset = divmod(position, block_size)
+        count = min(block_size - offset, end - position)
+        first = request.block_ids[block] * block_size + offset
+        slots.extend(range(first, first + count))
+        position += count
+
+
+def _block_table(requests: tuple[PlannedRequest, ...]) -> tuple[list[int], int]:
+    """The block tables, one after another, padded with 0 to the longest; and its length."""
+    width = max((len(request.block_ids) for request in requests), default=1)
+    table: list[int] = []
+    for request in requests:
+        table.extend(request.block_ids)
+        table.extend([0] * (width - len(request.block_ids)))
+    return table, width
+
+
+def _extend_logit_rows(rows: list[int], request: PlannedRequest, start: int) -> None:
+    """The rows of a request, whose first is `start`, that need logits."""
+    end = start + len(request.tokens)
+    first_sampled = end if request.sample is None else end - request.num_drafts - 1
+    if request.prompt_logprobs is not None:
+        rows.extend(range(start, min(start + len(request.next_tokens), first_sampled)))
+    rows.extend(range(first_sampled, end))

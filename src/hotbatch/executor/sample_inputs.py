@@ -17,6 +17,7 @@ from hotbatch.executor.inputs import Int32Array, StepInputs
 from hotbatch.executor.results import LogprobRows, SampleRow, prompt_rows, sample_rows
 
 _NO_LIST = np.zeros(0, dtype=np.int32)
+_SEED_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +41,31 @@ def pack_sampling(plan: StepPlan, inputs: StepInputs) -> SampleInputs:
     """Parameters of every logit row, in the order of `inputs.logit_rows`."""
     rows = sample_rows(plan, inputs)
     count = len(inputs.logit_rows)
+    sampled = np.array([row.logit_row for row in rows], dtype=np.int32)
+    lists, bias_values = _lists(rows, count)
+    if len(rows) == count:  # every logit row is sampled from, in order: nearly every step
+        floats = np.array(list(zip(*map(_floats, rows), strict=True)), dtype=np.float32)
+        ints = np.array(list(zip(*map(_ints, rows), strict=True)), dtype=np.int32)
+        seeds = np.array([row.seed & _SEED_MASK for row in rows], dtype=np.uint64)
+        return SampleInputs(
+            floats.reshape(6, count),
+            ints.reshape(5, count),
+            seeds,
+            lists,
+            bias_values,
+            sampled,
+            _NO_LIST,
+        )
     floats = np.zeros((6, count), dtype=np.float32)
     ints = np.full((5, count), -1, dtype=np.int32)
     seeds = np.zeros(count, dtype=np.uint64)
-    sampled = np.array([row.logit_row for row in rows], dtype=np.int32)
     if rows:
         floats[:, sampled] = np.array([_floats(row) for row in rows], dtype=np.float32).T
         ints[:, sampled] = np.array([_ints(row) for row in rows], dtype=np.int32).T
-        seeds[sampled] = [row.seed & 0xFFFFFFFFFFFFFFFF for row in rows]
-    scored = _NO_LIST
-    if any(request.prompt_logprobs is not None for request in plan.requests):
-        scored, targets = prompt_rows(plan, inputs)
-        ints[2, scored] = _prompt_tops(plan)
-        ints[3, scored] = targets
-    lists, bias_values = _lists(rows, count)
+        seeds[sampled] = [row.seed & _SEED_MASK for row in rows]
+    scored, targets = prompt_rows(plan, inputs)
+    ints[2, scored] = _prompt_tops(plan)
+    ints[3, scored] = targets
     return SampleInputs(floats, ints, seeds, lists, bias_values, sampled, scored)
 
 
@@ -87,6 +99,8 @@ def _lists(
     rows: list[SampleRow], count: int
 ) -> tuple[list[Int32Array], NDArray[np.float32] | None]:
     """Biases, banned tokens and histories; a kind that no row uses costs nothing."""
+    if not any(row.params.logit_bias or row.banned or row.history for row in rows):
+        return [_NO_LIST] * 6, None
     bias: dict[int, Any] = {row.logit_row: row.params.logit_bias for row in rows}
     ids = {row: tuple(token for token, _ in pairs) for row, pairs in bias.items()}
     values = [value for row in sorted(bias) for _, value in bias[row]]

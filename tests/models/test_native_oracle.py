@@ -38,5 +38,5 @@ def test_logits_equal_transformers_through_chunks_and_decodes(variant: str, tmp_
 
 def test_heads_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     loaded = load_model(checkpoints.save(checkpoints.reference_model(TOO_NARROW), tmp_path))
-    with pytest.raises(ModelLoadError, match="head_dim .* multiple of 16, but the model has 24"):
+    with pytest.raises(ModelLoadError, match=r"head_dim .* multiple of 16, but the model has 24"):
         CpuExecutor(loaded, num_blocks=4)

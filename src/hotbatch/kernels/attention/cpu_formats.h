@@ -113,31 +113,27 @@ struct KvInt8 {
 
   // Hidden keys have weight 0, but the scale beside them may be anything.
   static void store_weight(vf weight, const float* scales, float* scores, int32_t*, int) {
-    alignas(64) float lanes[16], scale[16];
-    store(lanes, weight);
-    store(scale, load(scales + 16));
-    for (int i = 0; i < 16; ++i) scores[i] = lanes[i] == 0.0f ? 0.0f : lanes[i] * scale[i];
+    store(scores, where_nonzero(weight, weight * load(scales + 16)));
   }
   static void finish_weights(const float* scores, int group, int group_end, int32_t* weights,
                              ChunkResult& result) {
     vf top = zero();
     for (int g = group; g < group_end; ++g) top = max(top, load(scores + 16 * g));
     const float peak = largest(top);
-    result.high_total = result.low_total = 0;
     const vf inverse = set1(peak > 0.0f ? kWeightLevels / peak : 0.0f);
     auto* high = reinterpret_cast<int8_t*>(weights);
     auto* low = high + kKeyChunk;
+    vi high_total = izero(), low_total = izero();
     for (int g = group; g < group_end; ++g) {
-      alignas(64) int32_t levels[16];
-      store_int(levels, round_to_int(load(scores + 16 * g) * inverse));
-      for (int i = 0; i < 16; ++i) {
-        const int32_t upper = levels[i] >> 7, lower = levels[i] & 127;
-        high[16 * g + i] = static_cast<int8_t>(upper);
-        low[16 * g + i] = static_cast<int8_t>(lower);
-        result.high_total += upper;
-        result.low_total += lower;
-      }
+      const vi levels = round_to_int(load(scores + 16 * g) * inverse);
+      const vi upper = shift_right(levels, 7), lower = and_int(levels, 127);
+      store_s8(high + 16 * g, upper);
+      store_s8(low + 16 * g, lower);
+      high_total = high_total + upper;
+      low_total = low_total + lower;
     }
+    result.high_total = sum(high_total);
+    result.low_total = sum(low_total);
     result.unit = peak / kWeightLevels;
   }
   static WeightWord weight_word(const int32_t* weights, int w) {

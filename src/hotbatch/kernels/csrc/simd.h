@@ -521,7 +521,8 @@ inline void store_packed_indices(int32_t* p, int first, uint32_t mask) {
 }
 #endif
 
-inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+// Into the second-level cache: what is wanted soon would crowd out of the first what is in use.
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 inline float first_lane(vf x) {
 #if defined(__AVX512F__)
@@ -575,3 +576,40 @@ inline vf held(vf x) {
 inline vbytes held(vbytes x) { return x; }
 inline vf held(vf x) { return x; }
 #endif
+
+// Bits of each lane, the lanes not being negative.
+#if defined(__AVX512F__)
+inline vi shift_right(vi a, int bits) { return {_mm512_srli_epi32(a.v, static_cast<unsigned>(bits))}; }
+inline vi and_int(vi a, int bits) { return {_mm512_and_si512(a.v, _mm512_set1_epi32(bits))}; }
+#elif defined(__AVX2__)
+inline vi shift_right(vi x, int bits) {
+  return {_mm256_srli_epi32(x.a, bits), _mm256_srli_epi32(x.b, bits)};
+}
+inline vi and_int(vi x, int bits) {
+  const __m256i mask = _mm256_set1_epi32(bits);
+  return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
+}
+#else
+inline vi shift_right(vi x, int bits) {
+  for (auto& lane : x.v) lane >>= bits;
+  return x;
+}
+inline vi and_int(vi x, int bits) {
+  for (auto& lane : x.v) lane &= bits;
+  return x;
+}
+#endif
+
+// `value` where `condition` is not 0 (NaN included), else 0.
+inline vf where_nonzero(vf condition, vf value) {
+#if defined(__AVX512F__)
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(condition.v, _mm512_setzero_ps(), _CMP_NEQ_UQ), value.v)};
+#elif defined(__AVX2__)
+  const __m256 nothing = _mm256_setzero_ps();
+  return {_mm256_and_ps(_mm256_cmp_ps(condition.a, nothing, _CMP_NEQ_UQ), value.a),
+          _mm256_and_ps(_mm256_cmp_ps(condition.b, nothing, _CMP_NEQ_UQ), value.b)};
+#else
+  for (int i = 0; i < 16; ++i) value.v[i] = condition.v[i] != 0.0f ? value.v[i] : 0.0f;
+  return value;
+#endif
+}

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 SERVE = (sys.executable, "-m", "hotbatch.cli", "serve")
 _END_SECONDS = 20.0
@@ -21,11 +22,28 @@ class ServerFailedError(RuntimeError):
     """The server ended, or did not answer in time; the message has its last words."""
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A healthy server: its address, and its process for whoever measures that."""
+
+    url: str
+    pid: int
+
+
 @contextmanager
 def serving(
     options: Sequence[str], *, command: Sequence[str] = SERVE, patience: float = 300.0
 ) -> Iterator[str]:
-    """Runs `command` with `options` and a free port; yields its address once healthy.
+    """`server_process`, for whoever needs the address alone."""
+    with server_process(options, command=command, patience=patience) as server:
+        yield server.url
+
+
+@contextmanager
+def server_process(
+    options: Sequence[str], *, command: Sequence[str] = SERVE, patience: float = 300.0
+) -> Iterator[Server]:
+    """Runs `command` with `options` and a free port; yields the server once it is healthy.
 
     `patience` (seconds) includes the fetching of a model on the first run.
 
@@ -47,7 +65,7 @@ def serving(
                 log.seek(0)
                 words = log.read().decode(errors="replace")[-_TAIL_CHARS:].strip()
                 raise ServerFailedError(f"{error}. Its last words:\n{words}") from None
-            yield url
+            yield Server(url, process.pid)
         finally:
             _end(process)
 

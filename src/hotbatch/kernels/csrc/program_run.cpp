@@ -18,8 +18,8 @@ void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
-// Work worth handing to another thread: about two microseconds of elementwise work.
-constexpr int kElementsPerPiece = 4096;
+// Work worth handing to another thread: about a microsecond of elementwise work.
+constexpr int kElementsPerPiece = 1536;
 // Rows of a linear piece: their activations stay in the second cache.
 constexpr int kRowsPerPiece = 384;
 // A thread with fewer rows than this would wait for weights: see run_segment.

@@ -11,7 +11,14 @@ inline void norm_head(float* x, int dim, const float* weight, float eps) {
 
 // Turns dims i and i + half together, for i < half.
 inline void rotate_head(float* x, int half, const float* cos, const float* sin) {
-  for (int i = 0; i < half; i += kLanes) {
+  int i = 0;
+  for (; i + kLanes <= half; i += kLanes) {  // whole vectors: masked stores forward slowly
+    const vf c = load(cos + i), s = load(sin + i);
+    const vf first = load(x + i), second = load(x + half + i);
+    store(x + i, first * c - second * s);
+    store(x + half + i, second * c + first * s);
+  }
+  for (; i < half; i += kLanes) {
     const int count = std::min(kLanes, half - i);  // 8 of them if half is not a multiple of 16
     const vf c = load_first(cos + i, count, 0.0f), s = load_first(sin + i, count, 0.0f);
     const vf first = load_first(x + i, count, 0.0f);
@@ -115,9 +122,24 @@ inline void store_key_value(const float* k, const float* v, const KvLayout& layo
   scatter_value(bytes, dim, place.token, place.v);
 }
 
+// Asks for the lines that a token's keys and values will be written to. K spreads over a line a
+// word, and for a decoding sequence they come from memory: the queries are turned meanwhile.
+inline void prefetch_place(const KvLayout& layout, const KvPlace& place) {
+  const int words = layout.head_dim / kv_pack(layout.dtype);
+  for (int i = 0; i < words; ++i) __builtin_prefetch(place.k + 64 * i, 1, 3);
+  const uint8_t* v = place.v + 4 * layout.head_dim * (place.token / kv_pack(layout.dtype));
+  for (int byte = 0; byte < 4 * layout.head_dim; byte += 64) __builtin_prefetch(v + byte, 1, 3);
+}
+
 inline void rotary_store_row(const RotaryArgs& args, int row) {
   const KvLayout& layout = args.layout;
   const int dim = layout.head_dim;
+  const int slot = args.batch->slots[row];
+  // Within a chunk the row before has just written to the same lines.
+  if (row == 0 || slot % 16 == 0 || args.batch->slots[row - 1] != slot - 1) {
+    for (int head = 0; head < layout.kv_heads; ++head)
+      prefetch_place(layout, kv_place(layout, args.kv, slot, head));
+  }
   const int half = (args.rotary_dim ? args.rotary_dim : dim) / 2;
   const size_t position = static_cast<size_t>(args.batch->positions[row]);
   const float* cos = args.cos + position * static_cast<size_t>(half);
@@ -138,6 +160,6 @@ inline void rotary_store_row(const RotaryArgs& args, int row) {
   for (int head = 0; head < layout.kv_heads; ++head) {
     const float* k = turned(args.q_heads + head, args.k_norm);
     const float* v = qkv + (args.q_heads + layout.kv_heads + head) * dim;
-    store_key_value(k, v, layout, kv_place(layout, args.kv, args.batch->slots[row], head));
+    store_key_value(k, v, layout, kv_place(layout, args.kv, slot, head));
   }
 }

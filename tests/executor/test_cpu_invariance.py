@@ -63,7 +63,7 @@ def test_random_schedules_equal_solo_runs(case: Case) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, **QUIET)  # type: ignore[arg-type]
+@settings(max_examples=200, **QUIET)  # type: ignore[arg-type]
 @given(case=cases())
 def test_many_random_schedules_equal_solo_runs(case: Case) -> None:
     run_case(case)
@@ -278,6 +278,7 @@ def test_logprobs_are_those_of_the_logits() -> None:
         assert len(logits) == VOCABULARY
 
 
+@pytest.mark.slow
 def test_the_embedded_model_alone_and_in_a_chunked_batch() -> None:
     """SmolLM2 as it is served: int8, a batch of 16, prompts in chunks, a prefix in common."""
     loaded = load_model(embedded_model_path())

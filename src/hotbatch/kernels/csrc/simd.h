@@ -31,6 +31,7 @@ inline vf first_lanes(int count, vf a, vf b) {
 }
 inline float sum(vf a) { return _mm512_reduce_add_ps(a.v); }
 inline float largest(vf a) { return _mm512_reduce_max_ps(a.v); }
+inline bool any_nan(vf a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q) != 0; }
 
 inline vi izero() { return {_mm512_setzero_si512()}; }
 inline vi iset1(int x) { return {_mm512_set1_epi32(x)}; }
@@ -133,6 +134,11 @@ inline float largest(vf x) {
   __m128 q = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
   q = _mm_max_ps(q, _mm_movehl_ps(q, q));
   return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
+inline bool any_nan(vf x) {
+  return (_mm256_movemask_ps(_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q)) |
+          _mm256_movemask_ps(_mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q))) != 0;
 }
 
 inline vi izero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
@@ -258,6 +264,11 @@ inline float largest(vf x) {
   float best = x.v[0];
   for (int i = 1; i < 16; ++i) best = x.v[i] > best ? x.v[i] : best;
   return best;
+}
+inline bool any_nan(vf x) {
+  bool found = false;
+  for (int i = 0; i < 16; ++i) found |= x.v[i] != x.v[i];
+  return found;
 }
 inline vi izero() { HB_MAP(vi, 0); }
 inline vi iset1(int x) { HB_MAP(vi, x); }
@@ -611,5 +622,38 @@ inline vf where_nonzero(vf condition, vf value) {
 #else
   for (int i = 0; i < 16; ++i) value.v[i] = condition.v[i] != 0.0f ? value.v[i] : 0.0f;
   return value;
+#endif
+}
+
+// `value` where a >= b, else 0.
+inline vf where_greater_equal(vf a, vf b, vf value) {
+#if defined(__AVX512F__)
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ), value.v)};
+#elif defined(__AVX2__)
+  return {_mm256_and_ps(_mm256_cmp_ps(a.a, b.a, _CMP_GE_OQ), value.a),
+          _mm256_and_ps(_mm256_cmp_ps(a.b, b.b, _CMP_GE_OQ), value.b)};
+#else
+  for (int i = 0; i < 16; ++i) value.v[i] = a.v[i] >= b.v[i] ? value.v[i] : 0.0f;
+  return value;
+#endif
+}
+
+// Where a >= b, adds `value` to `sum` and 1 to `count`.
+inline void add_where_greater_equal(vf& sum, vi& count, vf a, vf b, vf value) {
+#if defined(__AVX512F__)
+  const __mmask16 mask = _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ);
+  sum.v = _mm512_mask_add_ps(sum.v, mask, sum.v, value.v);
+  count.v = _mm512_mask_add_epi32(count.v, mask, count.v, _mm512_set1_epi32(1));
+#elif defined(__AVX2__)
+  const __m256 low = _mm256_cmp_ps(a.a, b.a, _CMP_GE_OQ), high = _mm256_cmp_ps(a.b, b.b, _CMP_GE_OQ);
+  sum = sum + vf{_mm256_and_ps(low, value.a), _mm256_and_ps(high, value.b)};
+  count = {_mm256_sub_epi32(count.a, _mm256_castps_si256(low)),  // a set mask is -1
+           _mm256_sub_epi32(count.b, _mm256_castps_si256(high))};
+#else
+  for (int i = 0; i < 16; ++i) {
+    const bool take = a.v[i] >= b.v[i];
+    sum.v[i] += take ? value.v[i] : 0.0f;
+    count.v[i] += take;
+  }
 #endif
 }

@@ -64,7 +64,7 @@ struct SampleArgs {
 // Bytes of scratch that one thread needs. (Internal linkage: see attention/args.h.)
 static inline size_t sample_scratch_bytes(int vocab) {
   const size_t padded = (static_cast<size_t>(vocab) + 63) / 64 * 64;
-  return padded * (3 * sizeof(float) + 2 * sizeof(uint64_t));
+  return padded * (3 * sizeof(float) + sizeof(uint64_t));
 }
 
 }  // namespace hotbatch

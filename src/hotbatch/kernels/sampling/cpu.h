@@ -2,7 +2,7 @@
 // tokens in descending order. Included inside namespace hotbatch::HB_ISA; see csrc/isa_tables.inc.
 //
 // Cost: a greedy row is one pass over the vocabulary. Sampling is three (largest logit; weights
-// and their sum; tokens near the top), then a few hundred tokens to sort: see candidates.h.
+// and their sums; tokens where the draw falls), then some hundred tokens to sort: see candidates.h.
 
 #include "sampling/candidates.h"
 
@@ -182,10 +182,9 @@ inline int draw(const SampleArgs& args, int row, const float* logits, float top,
   const float temperature = args.temperature[row], top_p = args.top_p[row], min_p = args.min_p[row];
   const int top_k = args.top_k[row];
   const double u = philox_uniform(args.seed[row], static_cast<uint32_t>(args.position[row]));
-  const bool limited = top_k > 0 && top_k < args.vocab;
   Candidates candidates(scratch, args.vocab);
-  double mass = candidates.scale(logits, top, temperature, !limited);
-  if (limited) mass = candidates.keep_count(top_k);
+  double mass = candidates.scale(logits, top, temperature);
+  if (top_k > 0 && top_k < args.vocab) mass = candidates.keep_count(top_k);
   if (top_p < 1.0f) mass = candidates.keep_mass(static_cast<double>(top_p) * mass);
   if (min_p > 0.0f) mass = candidates.keep_weight(min_p);
   return candidates.pick(u * mass);

@@ -5,18 +5,22 @@
 template <class Value>
 inline void quantise_group(const Activation& act, int row, int group, int size, Value value) {
   vf values[kGroupInt8 / kLanes];
-  vf magnitude = zero();
+  vf magnitude = zero(), probe = zero();
   const int vectors = size / kLanes;
   for (int i = 0; i < vectors; ++i) {
     const int k = group * size + i * kLanes;
     values[i] = k < act.cols ? value(k) : zero();
     magnitude = max(magnitude, abs(values[i]));
+    probe = fma(values[i], zero(), probe);  // NaN if the value is not finite
   }
   const float top = largest(magnitude);
   // A subnormal maximum would overflow its inverse: treat the group as zero.
   const bool empty = !(top > 1e-30f);
   const vf inverse = set1(empty ? 0.0f : 127.0f / top);
-  const float scale = empty ? 0.0f : top / 127.0f;
+  // A maximum loses NaN and bytes cannot hold it, so the scale carries it on: a broken row must
+  // end in an error, not in a token that looks like any other.
+  const float finite_scale = empty ? 0.0f : top / 127.0f;
+  const float scale = any_nan(probe) ? std::numeric_limits<float>::quiet_NaN() : finite_scale;
   auto* out = static_cast<int8_t*>(act.data) + int64_t{row} * act.stride + group * size;
   vi total = izero();
   for (int i = 0; i < vectors; ++i) {

@@ -27,6 +27,7 @@ from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.engine import AsyncEngine, Engine, EventStream, child_seed
 from hotbatch.server.output import ChoiceOutput, Delta
 from hotbatch.text import ChatTemplate, Tokenizer
+from hotbatch.text.chat_template import check_variables
 
 Prompt = str | Mapping[str, Any]
 """A text, {"prompt": text} or {"prompt_token_ids": [...]}."""
@@ -162,6 +163,7 @@ class LLM:
         """
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if one else messages
+        check_variables(chat_template_kwargs or {})
         jobs = []
         for conversation, params in zip(
             conversations, self._each(sampling_params, conversations), strict=True
@@ -335,7 +337,7 @@ class _Parts:
     def default_params(self) -> SamplingParams:
         return SamplingParams(**(self.generation_defaults or {}))  # type: ignore[arg-type]
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
         if self.chat_template is None:
             raise InvalidRequestError(
                 "This model has no chat template; use generate, or give one with the option "

@@ -14,6 +14,8 @@ from hotbatch.core.errors import OverloadedError
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
+# Within what the JSON parser takes, beyond what Python prints, renders or parses.
+DEEP_TEXT = "[" * 1000 + "]" * 1000
 
 
 def check(
@@ -123,6 +125,15 @@ CHAT_ONLY: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_completion_tokens": MAX_MODEL_LEN}, "max_completion_tokens"),
+    (
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"function": {"arguments": DEEP_TEXT}}]}
+            ]
+        },
+        "messages[0].tool_calls",
+    ),
     ({"tools": "x"}, "tools"),
     ({"tools": [{}], "tool_choice": "required"}, "tool_choice"),
     ({"functions": [{}]}, "functions"),
@@ -170,6 +181,46 @@ def test_bad_text_request(http: httpx.Client, path: str, body: Any, param: str) 
     check(http.post(path, json=body), 400, param)
 
 
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        *[(COMPLETION, field) for field in ("prompt", "model", "logit_bias", "stop", "unknown")],
+        *[(CHAT, field) for field in ("messages", "tools", "chat_template_kwargs", "n")],
+        *[("/tokenize", field) for field in ("prompt", "messages")],
+        ("/detokenize", "tokens"),
+    ],
+)
+@pytest.mark.parametrize("inner", ["%s", '[{"role": "user", "content": %s}]', '{"a": %s}'])
+def test_too_deep_a_value(http: httpx.Client, path: str, field: str, inner: str) -> None:
+    for depth in (101, 980, 1015):
+        value = inner % ("[" * depth + "]" * depth)
+        check(http.post(path, content=f'{{"{field}": {value}}}'), 400, field)
+
+
+def test_depth_alone_is_no_fault(http: httpx.Client) -> None:
+    wide = {"prompt": [[1]] * 200, "max_tokens": 1}  # many brackets, two levels
+    assert http.post(COMPLETION, json=wide).status_code == 200
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(30):
+        schema = {"type": "object", "properties": {"a": schema}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    assert http.post("/tokenize", json={"messages": USER, "tools": tools}).status_code == 200
+
+
+def test_template_variables_may_have_any_other_name(http: httpx.Client) -> None:
+    body = {"messages": USER, "chat_template_kwargs": {"self": 1, "text": 2, "param": 3}}
+    assert http.post("/tokenize", json=body).status_code == 200
+
+
+def test_long_values_are_not_sent_back(http: httpx.Client) -> None:
+    for path, body in (
+        (COMPLETION, {"prompt": "x", "model": "m" * 10**5}),
+        (COMPLETION, {"prompt": "x", "logit_bias": {"b" * 10**5: 1}}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "t" * 10**5}]}]}),
+    ):
+        assert len(http.post(path, json=body).content) < 1000
+
+
 @pytest.mark.parametrize("path", [COMPLETION, CHAT, "/tokenize", "/detokenize"])
 def test_unknown_model(http: httpx.Client, path: str) -> None:
     body = {"model": "gpt-9", "prompt": "x", "messages": USER, "tokens": [1]}
@@ -185,9 +236,7 @@ def test_too_long_a_prompt(http: httpx.Client, text: str) -> None:
     code = "context_length_exceeded"
     check(http.post(COMPLETION, json={"prompt": text}), 400, "prompt", code)
     messages = [{"role": "user", "content": text}]
-    answer = http.post(CHAT, json={"messages": messages})
-    assert answer.json()["error"]["code"] == code
-    assert answer.status_code == 400
+    check(http.post(CHAT, json={"messages": messages}), 400, "messages", code)
 
 
 def test_the_client_raises_its_own_exceptions(client: openai.OpenAI) -> None:
@@ -206,6 +255,7 @@ def test_the_client_raises_its_own_exceptions(client: openai.OpenAI) -> None:
         ("GET", COMPLETION, 405, "method_not_allowed"),
         ("PUT", CHAT, 405, "method_not_allowed"),
         ("POST", "/health", 405, "method_not_allowed"),
+        ("GET", "//v1/models", 404, "not_found"),
     ],
 )
 def test_wrong_path_or_method(

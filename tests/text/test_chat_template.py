@@ -140,6 +140,18 @@ def test_extensions_and_variables() -> None:
     assert template.render([USER, USER], mood="!") == USER["content"] + "!4"
 
 
+def test_variables_may_have_the_names_of_our_own_arguments() -> None:
+    assert ChatTemplate("{{ text }}{{ variables }}").render([USER], text=1, variables=2) == "12"
+    ChatTemplate("x").render([USER], **{"self": 1})
+
+
+def test_arguments_of_a_tool_call_that_cannot_be_read() -> None:
+    for arguments in ("{", "[" * 10**5):
+        call = {"function": {"name": "f", "arguments": arguments}}
+        with pytest.raises(InvalidRequestError, match="arguments"):
+            ChatTemplate("x").render([{"role": "assistant", "tool_calls": [call]}])
+
+
 def test_final_message_can_be_left_open(chatml: ChatTemplate) -> None:
     messages = [USER, {"role": "assistant", "content": "Sure, "}]
     text = chatml.render(messages, add_generation_prompt=False, continue_final_message=True)

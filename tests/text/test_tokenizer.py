@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sample_vocabularies import CORPUS, sentencepiece_metadata
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from hotbatch.core.errors import ModelLoadError
+from hotbatch.core.errors import InvalidRequestError, ModelLoadError
 from hotbatch.text import Tokenizer
 from hotbatch.text.gguf_metadata import read_gguf_metadata
 from hotbatch.text.pre_tokenizers import RULES, rule_for
@@ -93,6 +93,13 @@ def test_gguf_facts(smollm: Tokenizer) -> None:
     assert smollm.token_to_id("<|im_end|>") == 2
     assert smollm.id_to_token(10**9) is None
     assert smollm.id_to_token(-1) is None
+
+
+@pytest.mark.parametrize("text", ["\ud83d", "half \udcff of it"])
+def test_lone_surrogates_are_refused(byte_level: Tokenizer, text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="Unicode") as caught:
+        byte_level.encode(text)
+    assert caught.value.param == "prompt"
 
 
 def test_many_threads_get_the_same_ids(smollm: Tokenizer) -> None:

@@ -102,7 +102,7 @@ def _add_reads(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models/{name:path}")
     async def show_model(name: str) -> Response:
         if name not in service.config.served_names:
-            raise ModelNotFoundError(f"The model {name!r} does not exist here.", param="model")
+            raise ModelNotFoundError(f"The model {name!r:.100} does not exist here.", param="model")
         return json_response(_model(service, name))
 
     @app.get("/health")

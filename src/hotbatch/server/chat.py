@@ -16,13 +16,11 @@ from hotbatch.server.errors import json_response
 from hotbatch.server.generation import ChunkFrame
 from hotbatch.server.logprobs import LogprobFormatter
 from hotbatch.server.output import Delta
-from hotbatch.server.parameters import chat_params, refuse_unsupported
+from hotbatch.server.parameters import chat_names, chat_params, refuse_unsupported
 from hotbatch.server.prompts import truncated
 from hotbatch.server.schemas import ChatBody, TokenizeBody, parse_body
 from hotbatch.server.service import Job, Service
-
-# What callers may not pass through chat_template_kwargs, as it has fields of its own.
-_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+from hotbatch.text.chat_template import check_variables
 
 
 async def create_chat_completion(service: Service, http: HttpRequest) -> Response:
@@ -35,7 +33,8 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
     request_id = service.new_id("chatcmpl", body.request_id)
     prompt = await chat_prompt(service, body)
     prompt = truncated(service, prompt, body.truncate_prompt_tokens)
-    jobs = generation.submit(service, http, body, [prompt], params, request_id)
+    with chat_names(body):
+        jobs = generation.submit(service, http, body, [prompt], params, request_id)
     chat = _Chat(service, body, jobs, request_id)
     if body.stream:
         return generation.stream(service, jobs, chat)
@@ -50,12 +49,7 @@ async def chat_prompt(service: Service, body: ChatBody | TokenizeBody) -> list[i
         ContextLengthError: longer than the model can take in any case.
     """
     variables = body.chat_template_kwargs or {}
-    reserved = _RESERVED & variables.keys()
-    if reserved:
-        raise InvalidRequestError(
-            f"chat_template_kwargs must not hold {', '.join(sorted(reserved))}.",
-            param="chat_template_kwargs",
-        )
+    check_variables(variables)
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise InvalidRequestError(

@@ -88,7 +88,8 @@ async def on_hotbatch_error(_: Request, error: Exception) -> Response:
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own refusals: no such path, no such method."""
     assert isinstance(error, HTTPException)
-    path, method = request.url.path, request.method
+    # As it was sent: a URL would take the first part of `//v1/models` for a host.
+    path, method = request.scope["path"], request.method
     message, code = str(error.detail), None
     if error.status_code == 404:
         message, code = f"Unknown path: {method} {path}.", "not_found"

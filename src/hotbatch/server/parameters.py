@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from hotbatch.core.errors import InvalidRequestError
@@ -124,7 +125,7 @@ def _logit_bias(bias: Mapping[str, float] | None) -> tuple[tuple[int, float], ..
             pairs.append((int(key), value))
         except ValueError:
             raise InvalidRequestError(
-                f"logit_bias: {key!r} is not a token id.", param="logit_bias"
+                f"logit_bias: {key!r:.60} is not a token id.", param="logit_bias"
             ) from None
     return tuple(pairs)
 
@@ -143,17 +144,26 @@ def chat_params(body: ChatBody, defaults: Mapping[str, float]) -> SamplingParams
     max_tokens = body.max_completion_tokens
     if max_tokens is None:
         max_tokens = body.max_tokens
-    try:
+    with chat_names(body):
         return sampling_params(
             body, defaults, (body.top_logprobs or 0) if body.logprobs else None, max_tokens
         )
+
+
+@contextmanager
+def chat_names(body: ChatBody) -> Iterator[None]:
+    """Errors raised inside name the field that the chat client sent: what the core knows as
+    the prompt is messages there, and two more fields have other names than in completions."""
+    try:
+        yield
     except InvalidRequestError as error:
-        renamed = {"logprobs": "top_logprobs"}
+        renamed = {"logprobs": "top_logprobs", "prompt": "messages"}
         if body.max_completion_tokens is not None:
             renamed["max_tokens"] = "max_completion_tokens"
-        new = renamed.get(error.param or "")
-        if new is None:
+        old = error.param or ""
+        if old not in renamed:
             raise
-        raise InvalidRequestError(
-            error.message.replace(error.param or "", new), param=new
-        ) from None
+        new = renamed[old]
+        told = error.message
+        message = f"messages: {told}" if old == "prompt" else told.replace(old, new)
+        raise type(error)(message, param=new) from None

@@ -20,6 +20,10 @@ from hotbatch.core.errors import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
+# Deeper than any tool's schema, and far from Python's recursion limit, which checking, printing
+# and rendering a body would run into one after the other.
+MAX_DEPTH = 100
+
 
 class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
@@ -133,8 +137,8 @@ def parse_body(kind: type[B], raw: bytes) -> B:
     """JSON bytes as a body of this kind.
 
     Raises:
-        InvalidRequestError: not JSON, not an object, or a field of a wrong type; `param`
-            names the field.
+        InvalidRequestError: not JSON, not an object, or a field of a wrong type or nested too
+            deeply; `param` names the field.
     """
     try:
         values = orjson.loads(raw)
@@ -142,6 +146,7 @@ def parse_body(kind: type[B], raw: bytes) -> B:
         raise InvalidRequestError(f"The body is not valid JSON: {error}.") from None
     if not isinstance(values, dict):
         raise InvalidRequestError("The body must be a JSON object.")
+    _check_depth(raw, values)
     if logger.isEnabledFor(logging.DEBUG):
         unknown = values.keys() - kind.model_fields.keys()
         if unknown:
@@ -150,6 +155,29 @@ def parse_body(kind: type[B], raw: bytes) -> B:
         return kind.model_validate(values)
     except pydantic.ValidationError as error:
         raise _invalid_field(error) from None
+
+
+def _check_depth(raw: bytes, values: dict[str, Any]) -> None:
+    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
+        return  # nearly always, and much faster than looking at every value
+    for name, value in values.items():
+        if _is_too_deep(value):
+            raise InvalidRequestError(
+                f"{name} is nested more than {MAX_DEPTH} levels deep.", param=name
+            )
+
+
+def _is_too_deep(value: Any) -> bool:
+    """Level by level, as recursion is what has to be avoided."""
+    level = [value] if type(value) in (dict, list) else []
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) in (dict, list)
+        ]
+    return bool(level)
 
 
 def _invalid_field(error: pydantic.ValidationError) -> InvalidRequestError:

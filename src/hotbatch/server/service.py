@@ -117,7 +117,7 @@ class Service:
     def check_model(self, name: str | None) -> None:
         if name and name not in self.config.served_names:
             raise ModelNotFoundError(
-                f"The model {name!r} does not exist here; this server has "
+                f"The model {name!r:.100} does not exist here; this server has "
                 f"{', '.join(self.config.served_names)}.",
                 param="model",
             )
@@ -139,7 +139,12 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._text_thread, work)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
-        """Raises: ContextLengthError for a text that cannot fit whatever its tokens are."""
+        """`param` is the field that the text came from.
+
+        Raises:
+            ContextLengthError: the text cannot fit whatever its tokens are.
+            InvalidRequestError: it is not valid Unicode.
+        """
         longest = self.tokenizer.max_token_chars
         if len(text) > self.max_model_len * longest:
             raise ContextLengthError(
@@ -147,11 +152,14 @@ class Service:
                 f"has {len(text)} characters, which is more in any case. Please shorten it.",
                 param=param,
             )
-        return await self.off_loop(
-            len(text), lambda: self.tokenizer.encode(text, add_special_tokens)
-        )
+        try:
+            return await self.off_loop(
+                len(text), lambda: self.tokenizer.encode(text, add_special_tokens)
+            )
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"{param}: {error.message}", param=param) from error
 
-    async def render_chat(self, messages: list[Any] | None, **options: Any) -> str:
+    async def render_chat(self, messages: list[Any] | None, /, **options: Any) -> str:
         """Raises InvalidRequestError: bad messages, or the model has no chat template."""
         template = self.chat_template
         if template is None:

@@ -22,6 +22,11 @@ import jinja2.sandbox
 
 from hotbatch.core.errors import InvalidRequestError, ModelLoadError
 
+# What `ChatTemplate.render` gives to templates itself; variables of a caller may not replace it.
+RESERVED_VARIABLES = frozenset(
+    {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+)
+
 
 class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %}` marks the assistant's text for training; here it is just its body."""
@@ -94,6 +99,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -116,8 +122,9 @@ class ChatTemplate:
                 param="tools",
             )
         try:
+            # As one argument: a variable may be called anything, `self` too.
             text = self._template.render(
-                **{
+                {
                     **self._special_tokens,
                     **variables,
                     "messages": messages,
@@ -135,6 +142,16 @@ class ChatTemplate:
                 f"The model's chat template failed on the messages: {error}", param="messages"
             ) from error
         return _cut_after_final(text, messages) if continue_final_message else text
+
+
+def check_variables(variables: Mapping[str, Any]) -> None:
+    """Raises InvalidRequestError for template variables that are not the caller's to give."""
+    reserved = RESERVED_VARIABLES & variables.keys()
+    if reserved:
+        raise InvalidRequestError(
+            f"chat_template_kwargs must not hold {', '.join(sorted(reserved))}.",
+            param="chat_template_kwargs",
+        )
 
 
 def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -187,7 +204,7 @@ def _part_text(part: Any, where: str) -> str:
         raise InvalidRequestError(f"{where} must be an object with a type.", param=where)
     if part.get("type") != "text":
         raise InvalidRequestError(
-            f"{where} has type {part.get('type')!r}; this server takes text only.", param=where
+            f"{where} has type {part.get('type')!r:.60}; this server takes text only.", param=where
         )
     if not isinstance(part.get("text"), str):
         raise InvalidRequestError(f"{where}.text must be a string.", param=f"{where}.text")
@@ -207,7 +224,7 @@ def _with_parsed_arguments(calls: Any, where: str) -> list[dict[str, Any]]:
         if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
             try:
                 arguments = json.loads(function["arguments"] or "{}")
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InvalidRequestError(
                     f"{where}: function.arguments is not valid JSON ({error}).", param=where
                 ) from error

@@ -19,7 +19,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
-from hotbatch.core.errors import ModelLoadError
+from hotbatch.core.errors import InvalidRequestError, ModelLoadError
 from hotbatch.text.gguf_metadata import read_gguf_metadata
 from hotbatch.text.pre_tokenizers import rule_for
 from hotbatch.text.token_bytes import TokenBytes, token_bytes_of
@@ -180,10 +180,24 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Special tokens written in the text become themselves;
-        `add_special_tokens` puts bos (and eos) where the model was trained with them."""
+        `add_special_tokens` puts bos (and eos) where the model was trained with them.
+
+        Raises:
+            InvalidRequestError: the text holds a lone surrogate, which is no character. Python
+                makes them from undecodable bytes, and from "\\ud800" in JSON.
+        """
         framed = add_special_tokens and self._backend_frames
-        # The batch call without offsets is a third faster than the single one.
-        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=framed)
+        try:
+            # The batch call without offsets is a third faster than the single one.
+            (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=framed)
+        except TypeError as error:
+            if not _has_surrogate(text):
+                raise
+            raise InvalidRequestError(
+                "The prompt is not valid Unicode: it holds half of a surrogate pair, or bytes "
+                "that are not UTF-8.",
+                param="prompt",
+            ) from error
         ids: list[int] = encoding.ids
         if add_special_tokens and not self._backend_frames:
             if self.adds_bos and self.bos_token_id is not None:
@@ -234,6 +248,10 @@ class Tokenizer:
 
 
 # --- Hugging Face folders ---------------------------------------------------------------------
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

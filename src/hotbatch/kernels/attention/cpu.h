@@ -39,10 +39,15 @@ struct ChunkView {
 struct QueryTile {
   const AttentionArgs& args;
   const AttentionItem& item;
+
+  QueryTile(const AttentionArgs& args_in, const AttentionItem& item_in)
+      : args(args_in), item(item_in) {}
+
   int group;                     // query heads a kv head
   int dim;
-  int queries;                   // rows * group
-  int key_begin, key_end;        // union over the rows
+  int queries = 0;               // rows * group
+  int key_begin = 1 << 30;       // union over the rows
+  int key_end = 0;
   int32_t first[kTileQueries];   // per query: first visible key
   int32_t end[kTileQueries];     // and one past the last
   float* state;                  // [kTileQueries][dim], running weighted sums
@@ -54,8 +59,9 @@ struct QueryTile {
 };
 
 inline QueryTile open_tile(const AttentionArgs& args, const AttentionItem& item, int thread) {
-  QueryTile tile{args, item, args.q_heads / args.layout.kv_heads, args.layout.head_dim, 0, 1 << 30, 0,
-            {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+  QueryTile tile{args, item};
+  tile.group = args.q_heads / args.layout.kv_heads;
+  tile.dim = args.layout.head_dim;
   const AttentionRow* rows = args.work->rows + item.rows_begin;
   for (int r = 0; r < item.rows_count; ++r) {
     const int end = args.batch->positions[rows[r].row] + 1;
@@ -84,10 +90,12 @@ inline ChunkView view_chunk(const QueryTile& tile, int head, int chunk) {
   const size_t part = kv_part_bytes(layout);
   const int block_groups = layout.block_size / kGroupKeys;
   const size_t group_bytes = part / static_cast<size_t>(block_groups);
-  const int32_t* table = batch.block_table + static_cast<size_t>(tile.item.sequence) * batch.max_blocks;
+  const int32_t* table =
+      batch.block_table + static_cast<size_t>(tile.item.sequence) * batch.max_blocks;
   const int begin = std::max(tile.key_begin, chunk * kKeyChunk) / kGroupKeys;
   const int last = (std::min(tile.key_end, (chunk + 1) * kKeyChunk) - 1) / kGroupKeys;
-  const auto* cache = static_cast<const uint8_t*>(tile.args.kv) + head_bytes * static_cast<size_t>(head);
+  const auto* cache =
+      static_cast<const uint8_t*>(tile.args.kv) + head_bytes * static_cast<size_t>(head);
 
   ChunkView view{};
   int block = begin / block_groups, within = begin % block_groups;
@@ -358,8 +366,8 @@ inline void take_result(QueryTile& tile, int head, int chunk, int query, const C
 
 // Queries [begin, begin + rows) of the tile against one chunk.
 template <class Kv>
-inline void attend_block(QueryTile& tile, int head, int chunk, const Query* queries, int begin, int rows,
-                         const ChunkView& view, const ChunkView& ahead) {
+inline void attend_block(QueryTile& tile, int head, int chunk, const Query* queries, int begin,
+                         int rows, const ChunkView& view, const ChunkView& ahead) {
   const int base = chunk * kKeyChunk, dim = tile.dim;
   int32_t first[kQueryBlock], end[kQueryBlock];
   int block_first = kKeyChunk, block_end = 0;
@@ -392,11 +400,15 @@ template <class Kv>
 inline void attend_chunk(QueryTile& tile, int head, int chunk, const Query* queries,
                          const ChunkView& view, const ChunkView& ahead) {
   const int base = chunk * kKeyChunk;
+  const auto sees = [&](int query) {
+    return tile.end[query] > base && tile.first[query] < base + kKeyChunk;
+  };
   int begin = 0, end = tile.queries;
-  while (begin < end && (tile.end[begin] <= base || tile.first[begin] >= base + kKeyChunk)) ++begin;
-  while (end > begin && (tile.end[end - 1] <= base || tile.first[end - 1] >= base + kKeyChunk)) --end;
+  while (begin < end && !sees(begin)) ++begin;
+  while (end > begin && !sees(end - 1)) --end;
   for (; begin < end; begin += kQueryBlock)
-    attend_block<Kv>(tile, head, chunk, queries, begin, std::min(kQueryBlock, end - begin), view, ahead);
+    attend_block<Kv>(tile, head, chunk, queries, begin, std::min(kQueryBlock, end - begin), view,
+                     ahead);
 }
 
 inline void finish_head(QueryTile& tile, int head) {
@@ -429,9 +441,11 @@ inline void attend_item(const AttentionArgs& args, const AttentionItem& item, in
   ChunkView view = view_chunk(tile, item.head_begin, item.chunk_begin);
   for (int head = item.head_begin; head < item.head_end; ++head) {
     for (int r = 0, query = 0; r < item.rows_count; ++r) {
-      const auto* q = static_cast<const uint8_t*>(args.q) + row_bytes * static_cast<size_t>(rows[r].row) +
+      const auto* q = static_cast<const uint8_t*>(args.q) +
+                      row_bytes * static_cast<size_t>(rows[r].row) +
                       head_bytes * static_cast<size_t>(head * tile.group);
-      for (int g = 0; g < tile.group; ++g, ++query) queries[query] = Kv::query(q + head_bytes * g, tile.dim);
+      for (int g = 0; g < tile.group; ++g, ++query)
+        queries[query] = Kv::query(q + head_bytes * g, tile.dim);
     }
     for (int chunk = item.chunk_begin; chunk < item.chunk_end; ++chunk) {
       ChunkView next = view;  // nothing left: prefetching what is there costs little

@@ -33,7 +33,9 @@ struct KvF32 {
   using ScoreSum = vf;
   using ValueSum = vf;
 
-  static Query query(const uint8_t* q, int) { return {reinterpret_cast<const int32_t*>(q), 1.0f, 0}; }
+  static Query query(const uint8_t* q, int) {
+    return {reinterpret_cast<const int32_t*>(q), 1.0f, 0};
+  }
   static vf words(const int32_t* p) { return load(reinterpret_cast<const float*>(p)); }
   static vf words_kept(const int32_t* p, uint32_t) { return words(p); }
 
@@ -63,9 +65,13 @@ struct KvBf16 {
   using ScoreSum = vf;
   using ValueSum = vf;
 
-  static Query query(const uint8_t* q, int) { return {reinterpret_cast<const int32_t*>(q), 1.0f, 0}; }
+  static Query query(const uint8_t* q, int) {
+    return {reinterpret_cast<const int32_t*>(q), 1.0f, 0};
+  }
   static vbytes words(const int32_t* p) { return load_bytes(p); }
-  static vbytes words_kept(const int32_t* p, uint32_t keep) { return and_words(load_bytes(p), keep); }
+  static vbytes words_kept(const int32_t* p, uint32_t keep) {
+    return and_words(load_bytes(p), keep);
+  }
 
   static vf start_score(const Query&) { return zero(); }
   static vf add_score(vf sum, const vbytes& keys, int32_t word) { return dot2(sum, keys, word); }
@@ -78,7 +84,9 @@ struct KvBf16 {
   static void finish_weights(const float*, int, int, int32_t*, ChunkResult&) {}
   static int32_t weight_word(const int32_t* weights, int w) { return weights[w]; }
   static vf start_value(const ChunkResult&) { return zero(); }
-  static vf add_value(vf sum, const vbytes& values, int32_t word) { return dot2(sum, values, word); }
+  static vf add_value(vf sum, const vbytes& values, int32_t word) {
+    return dot2(sum, values, word);
+  }
   static vf value(vf sum, const ChunkResult&) { return sum; }
 };
 

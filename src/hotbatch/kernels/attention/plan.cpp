@@ -190,8 +190,8 @@ AttentionWork AttentionPlanner::plan(const Batch& batch, const KvLayout& layout,
     const int chunks = tile.chunk_end - tile.chunk_begin;
     const double wanted = target > 0.0 ? tile.cost / target : 1.0;
     const int parts = std::max(1, std::min(static_cast<int>(wanted + 0.5), chunks / kLeastChunks));
-    const int heads_each =
-        parts > 1 ? 1 : std::max(1, std::min(heads, static_cast<int>(1.0 / std::max(wanted, 1e-9))));
+    const int small = static_cast<int>(1.0 / std::max(wanted, 1e-9));  // heads to an item
+    const int heads_each = parts > 1 ? 1 : std::max(1, std::min(heads, small));
     for (int part = 0; part < parts; ++part) {
       const int chunk_begin = tile.chunk_begin + chunks * part / parts;
       const int chunk_end = tile.chunk_begin + chunks * (part + 1) / parts;
@@ -206,7 +206,8 @@ AttentionWork AttentionPlanner::plan(const Batch& batch, const KvLayout& layout,
       if (rows_count == 0) continue;
       for (int head = 0; head < heads; head += heads_each) {
         const int head_end = std::min(heads, head + heads_each);
-        items_.push_back({tile.sequence, rows_begin, rows_count, chunk_begin, chunk_end, head, head_end});
+        items_.push_back(
+            {tile.sequence, rows_begin, rows_count, chunk_begin, chunk_end, head, head_end});
         costs_.push_back(static_cast<float>(tile.cost / parts * (head_end - head)));
       }
     }

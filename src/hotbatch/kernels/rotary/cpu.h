@@ -144,7 +144,8 @@ inline void rotary_store_row(const RotaryArgs& args, int row) {
   const size_t position = static_cast<size_t>(args.batch->positions[row]);
   const float* cos = args.cos + position * static_cast<size_t>(half);
   const float* sin = args.sin + position * static_cast<size_t>(half);
-  const float* qkv = args.qkv + static_cast<size_t>(row) * dim * (args.q_heads + 2 * layout.kv_heads);
+  const float* qkv =
+      args.qkv + static_cast<size_t>(row) * dim * (args.q_heads + 2 * layout.kv_heads);
   alignas(64) float x[256];
 
   const auto turned = [&](int head, const float* norm) {

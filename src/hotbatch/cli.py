@@ -222,7 +222,7 @@ def _announce(console: Console, assembly: Assembly, url: str, started: float) ->
     facts = [
         f"[bold]{escape(assembly.name)}[/bold]: {info.description or info.precision}",
         f"{info.num_blocks} KV blocks for {tokens} tokens",
-        f"context {info.max_model_len}",
+        f"context {info.context_len}",
         f"ready in {time.perf_counter() - started:.1f} s",
     ]
     console.print("; ".join(facts), soft_wrap=True)

@@ -131,6 +131,7 @@ def make_rig(
     chat_template: str | None = TEMPLATE,
     eos_probability: float = 0.0,
     max_num_seqs: int = 256,
+    num_blocks: int = NUM_BLOCKS,
     executor: dict[str, Any] | None = None,
     **config: Any,
 ) -> Rig:
@@ -139,7 +140,7 @@ def make_rig(
         vocab_size=tokenizer.vocab_size, eos_token_id=EOS, eos_probability=eos_probability
     )
     machine = GatedExecutor(
-        num_blocks=NUM_BLOCKS,
+        num_blocks=num_blocks,
         max_model_len=MAX_MODEL_LEN,
         model=model,
         strict=False,
@@ -147,7 +148,7 @@ def make_rig(
     )
     scheduler = Scheduler(
         SchedulerConfig(
-            num_blocks=NUM_BLOCKS,
+            num_blocks=num_blocks,
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=max_num_seqs,
             vocab_size=tokenizer.vocab_size,

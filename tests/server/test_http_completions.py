@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from server_parts import MAX_MODEL_LEN, MODEL, Rig
+from server_parts import MAX_MODEL_LEN, MODEL, Rig, make_rig, serving
 
 PROMPT = "hello"
 
@@ -266,6 +267,46 @@ def test_truncated_prompt(rig: Rig, client: openai.OpenAI) -> None:
     extra = {"truncate_prompt_tokens": 2, "return_token_ids": True}
     answer = create(client, prompt=[10, 11, 12, 13], max_tokens=1, extra_body=extra)
     assert answer.choices[0].prompt_token_ids == [12, 13]
+
+
+@pytest.fixture(scope="module")
+def cramped() -> Iterator[Rig]:
+    """The model's context is 512 tokens, the KV cache holds 64."""
+    with serving(make_rig(num_blocks=4)) as rig:
+        yield rig
+
+
+def test_the_context_is_no_longer_than_the_kv_cache(cramped: Rig) -> None:
+    with httpx.Client(base_url=cramped.url, trust_env=False) as http:
+        assert http.get("/v1/models").json()["data"][0]["max_model_len"] == 64
+        answer = http.post("/v1/completions", json={"prompt": [5] * 60}).json()
+        assert answer["usage"]["completion_tokens"] == 4
+        answer = http.post("/v1/completions", json={"prompt": [5] * 64}).json()
+        assert answer["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(("asked", "kept"), [({}, 48), ({"max_tokens": 10}, 54)])
+def test_a_prompt_can_be_cut_to_what_fits(cramped: Rig, asked: dict[str, int], kept: int) -> None:
+    fields = {"truncate_prompt_tokens": -1, **asked}
+    with httpx.Client(base_url=cramped.url, trust_env=False) as http:
+        for prompt in ([5] * 1000, "the quick brown fox " * 50):
+            answer = http.post("/v1/completions", json={"prompt": prompt, **fields}).json()
+            assert answer["usage"]["prompt_tokens"] == kept
+        messages = [{"role": "user", "content": "the quick brown fox " * 50}]
+        body = {"messages": messages, **fields}
+        answer = http.post("/v1/chat/completions", json=body).json()
+        assert answer["usage"]["prompt_tokens"] == (kept if asked else 63)
+        assert answer["usage"]["total_tokens"] == 64
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_streamed_logprobs_are_those_of_one_piece(client: openai.OpenAI, named: bool) -> None:
+    fields = {"seed": 3, "max_tokens": 20, "logprobs": 2, "echo": True}
+    extra = {"extra_body": {"return_tokens_as_token_ids": named}}
+    whole = create(client, **fields, **extra).choices[0].logprobs
+    chunks = [chunk.choices[0].logprobs for chunk in create(client, stream=True, **fields, **extra)]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [v for chunk in chunks for v in getattr(chunk, name)] == getattr(whole, name), name
 
 
 def test_tokenize_and_detokenize(rig: Rig, http: httpx.Client) -> None:

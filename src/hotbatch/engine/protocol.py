@@ -25,6 +25,11 @@ class ExecutorInfo:
     block_size: int
     description: str = ""
 
+    @property
+    def context_len(self) -> int:
+        """Tokens that one request can have at most: the model's limit, or the whole cache."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)
+
 
 class Executor(Protocol):
     """Turns a StepPlan into sampled tokens. Called from the engine's thread only."""

@@ -32,7 +32,8 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
     service.check_count(1, params.n)
     request_id = service.new_id("chatcmpl", body.request_id)
     prompt = await chat_prompt(service, body)
-    prompt = truncated(service, prompt, body.truncate_prompt_tokens)
+    num_output = max(params.max_tokens or 1, params.min_tokens)
+    prompt = truncated(service, prompt, body.truncate_prompt_tokens, num_output)
     with chat_names(body):
         jobs = generation.submit(service, http, body, [prompt], params, request_id)
     chat = _Chat(service, body, jobs, request_id)

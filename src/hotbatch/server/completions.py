@@ -34,7 +34,8 @@ async def create_completion(service: Service, http: HttpRequest) -> Response:
     refuse_unsupported(body)
     params = completion_params(body, service.generation_defaults)
     request_id = service.new_id("cmpl", body.request_id)
-    prompts = await completion_prompts(service, body)
+    num_output = max(params.max_tokens or COMPLETION_MAX_TOKENS, params.min_tokens)
+    prompts = await completion_prompts(service, body, num_output)
     jobs = generation.submit(
         service, http, body, prompts, _fitted(service, body, params, prompts), request_id
     )
@@ -119,8 +120,6 @@ class _Completion:
         if not (first or delta.text or delta.token_ids or delta.finish_reason):
             return b""
         choice = self._choice(job, [delta], is_first=first)
-        if self._wants_logprobs:
-            self._offsets[job.index] += sum(map(len, choice["logprobs"]["tokens"]))
         fields: dict[str, Any] = {"choices": [choice]}
         if self._usage_always:
             fields["usage"] = self._usage()
@@ -181,4 +180,7 @@ class _Completion:
             entries += [entry for delta in deltas for entry in delta.prompt_logprobs]
         if not self._drop_output:
             entries += [entry for delta in deltas for entry in delta.logprobs]
-        return self._logprobs.completion(entries, self._offsets[job.index])
+        # A stream's next chunk goes on where this one ends.
+        shown, end = self._logprobs.completion(entries, self._offsets[job.index])
+        self._offsets[job.index] = end
+        return shown

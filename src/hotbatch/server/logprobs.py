@@ -54,9 +54,10 @@ class LogprobFormatter:
 
     def completion(
         self, entries: Sequence[TokenLogprob | int], offset: int = 0
-    ) -> dict[str, list[Any]]:
+    ) -> tuple[dict[str, list[Any]], int]:
         """Completions' shape, four parallel lists; an int is a token without a probability
-        (the first of an echoed prompt). `offset` is where the first token's text starts."""
+        (the first of an echoed prompt). `offset` is where the first token's text starts; the
+        second value is where the text after the last one does."""
         tokens: list[str] = []
         values: list[float | None] = []
         tops: list[dict[str, float] | None] = []
@@ -72,12 +73,13 @@ class LogprobFormatter:
             else:
                 values.append(max(entry.logprob, _LOWEST))
                 tops.append(self._top(entry))
-        return {
+        shown: dict[str, list[Any]] = {
             "tokens": tokens,
             "token_logprobs": values,
             "top_logprobs": tops,
             "text_offset": offsets,
         }
+        return shown, offset
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
         """The alternatives, and the token itself even if it is not among them."""

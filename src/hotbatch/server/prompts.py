@@ -45,8 +45,13 @@ def _are_ids(values: list[Any]) -> bool:
     return all(type(value) is int for value in values)
 
 
-async def completion_prompts(service: Service, body: CompletionBody) -> list[list[int]]:
-    """Token ids of every prompt. Raises: InvalidRequestError, ContextLengthError."""
+async def completion_prompts(
+    service: Service, body: CompletionBody, num_output: int
+) -> list[list[int]]:
+    """Token ids of every prompt; `num_output` as in `truncated`.
+
+    Raises: InvalidRequestError, ContextLengthError.
+    """
     listed = listed_prompts(body.prompt)
     service.check_count(len(listed), body.n or 1)
     add_special = body.add_special_tokens is not False
@@ -59,16 +64,16 @@ async def completion_prompts(service: Service, body: CompletionBody) -> list[lis
                     "prompt must not be empty: this model has no token that starts a text.",
                     param="prompt",
                 )
-        tokenized.append(truncated(service, prompt, body.truncate_prompt_tokens))
+        tokenized.append(truncated(service, prompt, body.truncate_prompt_tokens, num_output))
     return tokenized
 
 
-def truncated(service: Service, prompt: list[int], limit: int | None) -> list[int]:
-    """The last `limit` tokens; -1 stands for as many as the model's context has."""
+def truncated(service: Service, prompt: list[int], limit: int | None, num_output: int) -> list[int]:
+    """The last `limit` tokens; -1 stands for as many as leave room for `num_output` more."""
     if limit is None:
         return prompt
     if limit == -1:
-        limit = service.max_model_len
+        limit = max(1, service.max_model_len - num_output)
     if not 1 <= limit <= service.max_model_len:
         raise InvalidRequestError(
             f"truncate_prompt_tokens must be -1 or between 1 and {service.max_model_len}, "

@@ -91,7 +91,8 @@ class Service:
         self.eos_token_ids = tokenizer.eos_token_ids if eos_token_ids is None else eos_token_ids
         self.generation_defaults = dict(config.generation_defaults or {})
         self.model_name = config.served_names[0]
-        self.max_model_len = self.engine.info.max_model_len
+        # What one request can have here: clients cut their prompts to what they are told.
+        self.max_model_len = self.engine.info.context_len
         self.created = int(time.time())
         self.version = hotbatch.__version__
         self.is_accepting = True  # False from the first signal to stop on
@@ -145,10 +146,11 @@ class Service:
             ContextLengthError: the text cannot fit whatever its tokens are.
             InvalidRequestError: it is not valid Unicode.
         """
-        longest = self.tokenizer.max_token_chars
-        if len(text) > self.max_model_len * longest:
+        # The model's limit, also where the KV cache holds less: the text may yet be truncated.
+        limit = self.engine.info.max_model_len
+        if len(text) > limit * self.tokenizer.max_token_chars:
             raise ContextLengthError(
-                f"This model's maximum context length is {self.max_model_len} tokens. {param} "
+                f"This model's maximum context length is {limit} tokens. {param} "
                 f"has {len(text)} characters, which is more in any case. Please shorten it.",
                 param=param,
             )

@@ -119,6 +119,30 @@ def test_cuda_without_a_gpu_says_so() -> None:
         tiny(device="cuda")
 
 
+@pytest.mark.parametrize("content", [b"\xd0\x00\xff", None])
+def test_a_template_that_cannot_be_read(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "template.jinja"
+    path.write_bytes(content or b"")
+    options = EngineOptions(**{**TINY, "chat_template": path})
+    if content is None:
+        path.unlink()  # gone since the options were checked
+    with pytest.raises(OptionError, match="--chat-template"):
+        assemble(options)
+
+
+def test_a_cache_that_the_machine_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match="--kv-cache-memory-bytes") as caught:
+        tiny(kv_cache_memory_bytes=2**50)
+    assert caught.value.param == "--kv-cache-memory-bytes"
+
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr("hotbatch.executor.cpu_executor.CpuExecutor.__init__", full)
+    with pytest.raises(OptionError, match="--kv-cache-memory-bytes"):
+        tiny()
+
+
 def test_cuda_without_torch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(OptionError, match=r"hotbatch\[cuda\]"):

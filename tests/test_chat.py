@@ -212,6 +212,27 @@ def test_an_error_in_the_stream_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         ask(RemoteModel("http://server", "named"))
 
 
+@pytest.mark.parametrize("chunk", ["no JSON", "[]", '{"choices": [1]}', '{"error": "x"}'])
+def test_a_server_that_answers_otherwise(monkeypatch: pytest.MonkeyPatch, chunk: str) -> None:
+    FakeServer(monkeypatch, httpx.Response(200, content=sse(chunk)))
+    with pytest.raises(HotbatchError, match="not as an OpenAI-compatible server"):
+        ask(RemoteModel("http://server", "named"))
+
+
+def test_a_refusal_in_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeServer(monkeypatch, httpx.Response(500, json=["out of", "order"]))
+    with pytest.raises(HotbatchError, match=r"HTTP 500\).*out of"):
+        ask(RemoteModel("http://server", "named"))
+
+
+def test_what_is_no_text_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeServer(monkeypatch, httpx.Response(200, content=sse("[DONE]")))
+    partner = RemoteModel("http://server", "named")
+    turns = [{"role": "user", "content": "\udcff"}]
+    with pytest.raises(HotbatchError, match="UTF-8"):
+        list(partner.answer(Conversation(PARAMS, turns=turns)))
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "no address", "ftp://server"])
 def test_an_address_where_nobody_answers(url: str) -> None:
     with pytest.raises(HotbatchError, match="No answer from"):

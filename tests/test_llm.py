@@ -208,6 +208,38 @@ def test_chat_renders_the_template():
         assert len(llm.chat([conversation, conversation], GREEDY, use_tqdm=False)) == 2
 
 
+@pytest.mark.parametrize("variables", [{"messages": []}, {"tools": []}])
+def test_template_variables_that_are_arguments_are_refused(variables: dict[str, object]):
+    with make_llm(chat_template=ChatTemplate("x")) as llm:
+        conversation = [{"role": "user", "content": "hi"}]
+        with pytest.raises(InvalidRequestError) as caught:
+            llm.chat(conversation, GREEDY, use_tqdm=False, chat_template_kwargs=variables)
+        assert caught.value.param == "chat_template_kwargs"
+        llm.chat(conversation, GREEDY, use_tqdm=False, chat_template_kwargs={"self": 1})
+
+
+@pytest.mark.parametrize("given", [5, None, [5], {"prompt_token_ids": 5}, {}, ["\udcff"]])
+def test_what_is_no_prompt_is_refused(llm: LLM, given: object):
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.generate(given, GREEDY, use_tqdm=False)
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("given", [{"max_tokens": 1}, "x", 5, [GREEDY, None]])
+def test_what_are_no_sampling_params_is_refused(llm: LLM, given: object):
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.generate(["a", "b"], given, use_tqdm=False)
+    assert caught.value.param == "sampling_params"
+
+
+@pytest.mark.parametrize("given", ["hi", None, 5])
+def test_what_are_no_messages_is_refused(given: object):
+    with make_llm(chat_template=ChatTemplate("x")) as llm:
+        with pytest.raises(InvalidRequestError) as caught:
+            llm.chat(given, GREEDY, use_tqdm=False)
+        assert caught.value.param == "messages"
+
+
 def test_chat_without_a_template_is_refused(llm: LLM):
     with pytest.raises(InvalidRequestError, match="chat template"):
         llm.chat([{"role": "user", "content": "hi"}], GREEDY, use_tqdm=False)

@@ -35,6 +35,12 @@ def test_what_is_no_size(text: str) -> None:
         parse_bytes(text)
 
 
+@pytest.mark.parametrize("text", ["9" * 400, "2000T"])
+def test_no_machine_is_that_large(text: str) -> None:
+    with pytest.raises(ValueError, match="more than any machine"):
+        parse_bytes(text)
+
+
 @pytest.mark.parametrize(
     ("kind", "values", "flag"),
     [
@@ -61,6 +67,8 @@ def test_what_is_no_size(text: str) -> None:
         ),
         (EngineOptions, {"max_num_batched_tokens": 255}, "--max-num-batched-tokens"),
         (EngineOptions, {"chat_template": Path("/nowhere/x.jinja")}, "--chat-template"),
+        (EngineOptions, {"kv_cache_memory_bytes": 2**60}, "--kv-cache-memory-bytes"),
+        (ServerOptions, {"host": " "}, "--host"),
         (ServerOptions, {"port": 65536}, "--port"),
         (ServerOptions, {"port": -1}, "--port"),
         (ServerOptions, {"api_key": ("",)}, "--api-key"),

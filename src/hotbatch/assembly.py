@@ -38,6 +38,7 @@ Report = Callable[[str, int, int], None]
 _DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
 _STATIC_BATCH_SIZE = 16
 _STATIC_BATCH_TIMEOUT = 0.1  # seconds
+_MAX_SLOTS = 2**31 - 1  # executors count the places of tokens in 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,17 @@ def _chat_template(
 ) -> ChatTemplate | None:
     source = model.chat_template or tokenizer.chat_template
     if options.chat_template is not None:
-        source = options.chat_template.read_text(encoding="utf-8")
+        source = _read_template(options.chat_template)
     return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise OptionError(
+            f"--chat-template {path} cannot be read: {error}.", param="--chat-template"
+        ) from error
 
 
 # ---- executor and scheduler
@@ -156,6 +166,13 @@ def _executor(options: EngineOptions, model: LoadedModel, report: Report | None)
     except InvalidRequestError as error:
         flag = flag_of(error.param or "device")
         raise OptionError(f"{flag}: {error.message}", param=flag) from error
+    except MemoryError as error:
+        tokens = shape.num_blocks * options.block_size
+        raise OptionError(
+            f"This machine has too little memory for the weights and a KV cache of {tokens} "
+            "tokens; lower --kv-cache-memory-bytes.",
+            param="--kv-cache-memory-bytes",
+        ) from error
 
 
 def _cpu_executor(
@@ -255,6 +272,12 @@ def _num_blocks(
         raise OptionError(
             f"--kv-cache-memory-bytes: the KV cache of {num_bytes} bytes holds not even one "
             f"block ({per_token * options.block_size} bytes). Give it more.",
+            param="--kv-cache-memory-bytes",
+        )
+    if num_blocks * options.block_size > _MAX_SLOTS:
+        raise OptionError(
+            f"--kv-cache-memory-bytes: the KV cache of {num_bytes} bytes holds more than the "
+            f"{_MAX_SLOTS} tokens that can be told apart. Give it less.",
             param="--kv-cache-memory-bytes",
         )
     return num_blocks

@@ -121,6 +121,10 @@ class LocalModel:
                     return
 
 
+# What reading foreign JSON may raise.
+_NOT_AS_EXPECTED = (ValueError, KeyError, IndexError, TypeError, AttributeError)
+
+
 class RemoteModel:
     """A model behind an OpenAI-compatible server.
 
@@ -159,9 +163,13 @@ class RemoteModel:
                     raise _refusal(response)
                 for line in response.iter_lines():
                     if line.startswith("data: ") and line != "data: [DONE]":
-                        yield _piece(json.loads(line.removeprefix("data: ")))
+                        yield self._read_piece(line.removeprefix("data: "))
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
+        except UnicodeEncodeError as error:
+            raise HotbatchError(
+                "That cannot be sent: it holds bytes that are not UTF-8. Type it again."
+            ) from error
 
     def _body(self, conversation: Conversation) -> dict[str, Any]:
         params = conversation.params
@@ -182,10 +190,17 @@ class RemoteModel:
             raise _refusal(response)
         try:
             return str(response.json()["data"][0]["id"])
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise HotbatchError(
-                f"{self._url} answers, but not as an OpenAI-compatible server does."
-            ) from error
+        except _NOT_AS_EXPECTED as error:
+            raise self._strange() from error
+
+    def _read_piece(self, data: str) -> Piece:
+        try:
+            return _piece(json.loads(data))
+        except _NOT_AS_EXPECTED as error:
+            raise self._strange() from error
+
+    def _strange(self) -> HotbatchError:
+        return HotbatchError(f"{self._url} answers, but not as an OpenAI-compatible server does.")
 
     def _unreachable(self, error: Exception) -> HotbatchError:
         return HotbatchError(f"No answer from {self._url} ({error}). Does a server run there?")
@@ -203,7 +218,7 @@ def _piece(chunk: dict[str, Any]) -> Piece:
 def _refusal(response: httpx.Response) -> HotbatchError:
     try:
         message = str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+    except _NOT_AS_EXPECTED:
         message = response.text.strip()[:200] or response.reason_phrase
     return HotbatchError(f"The server refuses (HTTP {response.status_code}): {message}")
 

@@ -14,7 +14,7 @@ import itertools
 import queue
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -138,7 +138,12 @@ class LLM:
                 nothing is generated then.
             HotbatchError: the engine failed while generating.
         """
-        listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        if isinstance(prompts, str | Mapping):
+            listed = [prompts]
+        elif isinstance(prompts, Iterable):
+            listed = list(prompts)
+        else:
+            raise _no_prompt(prompts)
         jobs = [
             self._parts.job(str(next(self._names)), prompt, params)
             for prompt, params in zip(listed, self._each(sampling_params, listed), strict=True)
@@ -161,6 +166,11 @@ class LLM:
         Raises what `generate` raises, and InvalidRequestError for a model without a chat
         template or messages that it refuses.
         """
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise InvalidRequestError(
+                f"messages must be a list of messages or of such lists, got {messages!r:.80}.",
+                param="messages",
+            )
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if one else messages
         check_variables(chat_template_kwargs or {})
@@ -203,6 +213,13 @@ class LLM:
             params = self.get_default_sampling_params()
         if isinstance(params, SamplingParams):
             return [params] * len(prompts)
+        if not isinstance(params, Sequence) or not all(
+            isinstance(each, SamplingParams) for each in params
+        ):
+            raise InvalidRequestError(
+                f"sampling_params must be SamplingParams or a list of them, got {params!r:.80}.",
+                param="sampling_params",
+            )
         if len(params) != len(prompts):
             raise InvalidRequestError(
                 f"There are {len(params)} sampling_params for {len(prompts)} prompts; give one "
@@ -373,15 +390,19 @@ class _Parts:
             return prompt, self.tokenizer.encode(prompt)
         if isinstance(prompt, Mapping):
             text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-            if ids is not None and all(type(token) is int for token in ids):
+            if isinstance(ids, Sequence) and all(type(token) is int for token in ids):
                 return text, list(ids)
             if ids is None and isinstance(text, str):
                 return text, self.tokenizer.encode(text)
-        raise InvalidRequestError(
-            'A prompt is a text, {"prompt": text} or {"prompt_token_ids": [ints]}; '
-            f"got {prompt!r:.80}.",
-            param="prompt",
-        )
+        raise _no_prompt(prompt)
+
+
+def _no_prompt(given: object) -> InvalidRequestError:
+    return InvalidRequestError(
+        'A prompt is a text, {"prompt": text} or {"prompt_token_ids": [ints]}; '
+        f"got {given!r:.80}.",
+        param="prompt",
+    )
 
 
 class _Job:

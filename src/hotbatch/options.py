@@ -21,6 +21,7 @@ from hotbatch.core.errors import InvalidRequestError, OptionError
 from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.models.embedded import EMBEDDED_MODEL_NAME
 
+MAX_BYTES = 2**50
 _BYTE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -33,7 +34,10 @@ def parse_bytes(text: str | int) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(text).strip(), re.IGNORECASE)
     if match is None:
         raise ValueError(f"{text!r} is not a size; write bytes or a unit, such as 512M or 2G")
-    return int(float(match[1]) * _BYTE_UNITS[match[2].upper()])
+    size = float(match[1]) * _BYTE_UNITS[match[2].upper()]
+    if size > MAX_BYTES:  # so many digits that it would be infinite, too
+        raise ValueError(f"{text!r:.40} is more than any machine has")
+    return int(size)
 
 
 def option(
@@ -159,6 +163,7 @@ class EngineOptions:
         "need but at least 448M, and at most a quarter of the free memory.",
         group=MEMORY,
         low=1,
+        high=MAX_BYTES,
         metavar="BYTES",
         parse=parse_bytes,
     )
@@ -258,6 +263,7 @@ class ServerOptions:
         "Larger request bodies are refused.",
         group=SERVER,
         low=1024,
+        high=MAX_BYTES,
         metavar="BYTES",
         parse=parse_bytes,
     )
@@ -267,6 +273,11 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not self.host.strip():  # to the system it would mean every address
+            raise OptionError(
+                "--host must not be empty; 0.0.0.0 is every address of this machine.",
+                param="--host",
+            )
         for name in ("served_model_name", "api_key"):
             if any(not value.strip() for value in getattr(self, name)):
                 raise OptionError(f"{flag_of(name)} must not be empty.", param=flag_of(name))

@@ -1,6 +1,9 @@
 // Rows of a weight matrix as they lie in a model file, and how to read one as floats.
 //
 // Block formats are those of GGUF (ggml): 32 weights a block along the input dimension.
+//
+// Free functions have internal linkage on purpose: this header is compiled for several
+// instruction sets, and the linker must not merge their copies.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +35,7 @@ struct RawRows {
   const uint8_t* row(int index) const { return data + row_bytes() * index; }
 };
 
-inline float f16_to_float(uint16_t h) {
+static inline float f16_to_float(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16;
   const uint32_t exponent = (h >> 10) & 0x1f;
   const uint32_t mantissa = h & 0x3ff;
@@ -51,21 +54,21 @@ inline float f16_to_float(uint16_t h) {
   return value;
 }
 
-inline float bf16_to_float(uint16_t h) {
+static inline float bf16_to_float(uint16_t h) {
   const uint32_t bits = static_cast<uint32_t>(h) << 16;
   float value;
   std::memcpy(&value, &bits, 4);
   return value;
 }
 
-inline uint16_t read_u16(const uint8_t* p) {
+static inline uint16_t read_u16(const uint8_t* p) {
   uint16_t value;
   std::memcpy(&value, p, 2);
   return value;
 }
 
 // Writes `cols` floats.
-inline void decode_row(const RawRows& raw, int index, float* out) {
+static inline void decode_row(const RawRows& raw, int index, float* out) {
   const uint8_t* p = raw.row(index);
   const int blocks = raw.cols / kRawBlock;
   switch (raw.type) {

@@ -28,13 +28,13 @@ constexpr int kGroupInt4 = 32;  // ... and int4, whose weights are grouped alike
 constexpr int kInt4GroupBytes = 640;
 constexpr int kMaxInputs = 1 << 15;  // K at most; a row is decoded on the stack when packing
 
-inline int group_size(Precision precision) {
+static inline int group_size(Precision precision) {
   return precision == Precision::kInt4 ? kGroupInt4 : kGroupInt8;
 }
-inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+static inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // Input columns after padding with zeros.
-inline int padded_inputs(Precision precision, int k) {
+static inline int padded_inputs(Precision precision, int k) {
   switch (precision) {
     case Precision::kF32: return k;
     case Precision::kBf16: return round_up(k, 2);
@@ -42,7 +42,7 @@ inline int padded_inputs(Precision precision, int k) {
   }
 }
 
-inline int64_t panel_bytes(Precision precision, int k) {
+static inline int64_t panel_bytes(Precision precision, int k) {
   const int64_t padded = padded_inputs(precision, k);
   switch (precision) {
     case Precision::kF32: return padded * kPanel * 4;

@@ -113,6 +113,22 @@ def test_idle_server_stops() -> None:
         assert server.wait(WAIT_SECONDS) == 0
 
 
+def test_a_body_that_never_comes_does_not_hold_up_the_end() -> None:
+    with process(0.0, 60) as (server, url):
+        address = httpx.URL(url)
+        with socket.create_connection((address.host, address.port), WAIT_SECONDS) as client:
+            client.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
+            )
+            post(url, prompt="x")  # by now the server waits for the rest of the other
+            server.send_signal(signal.SIGTERM)
+            answer = b"".join(iter(lambda: client.recv(4096), b""))
+        assert answer.startswith(b"HTTP/1.1 503"), answer
+        assert server.wait(WAIT_SECONDS) == 0
+        assert server.stderr is not None
+        assert "Traceback" not in server.stderr.read()
+
+
 def test_serving_imports_neither_torch_nor_transformers() -> None:
     code = (
         "import sys, hotbatch.server.run, hotbatch.text, hotbatch.engine.async_engine\n"

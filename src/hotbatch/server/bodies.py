@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.requests import Request
 
+from hotbatch.core.errors import EngineStoppedError
 from hotbatch.server.errors import BodyTooLargeError, ClientGoneError
 
 
@@ -13,6 +16,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     Raises:
         BodyTooLargeError: more than `limit` bytes, by its header or as it comes.
         ClientGoneError: the client closed the connection meanwhile.
+        EngineStoppedError: the server shut down before the body was here.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
@@ -20,7 +24,13 @@ async def read_body(request: Request, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
-        message = await request.receive()
+        try:
+            message = await request.receive()
+        except asyncio.CancelledError:
+            # Only the end of the server cancels a request; its client can still be told.
+            raise EngineStoppedError(
+                "The server shut down before the request was here; try again later."
+            ) from None
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         part = message.get("body", b"")

@@ -60,6 +60,11 @@ _UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value not in (None, [], ["text"]),
         "this server answers in text only",
     ),
+    "documents": (_is_given, "not supported; put them into messages"),
+    "length_penalty": (
+        lambda value: value not in (None, 1.0),
+        "it has a meaning for beam search only, which is not supported",
+    ),
     "chat_template": (
         _is_given,
         "a template from the request is not accepted; start the server with --chat-template",
@@ -141,6 +146,10 @@ def completion_params(body: CompletionBody, defaults: Mapping[str, float]) -> Sa
 def chat_params(body: ChatBody, defaults: Mapping[str, float]) -> SamplingParams:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    if body.echo:
+        raise InvalidRequestError(
+            "echo: not supported in chat; the last message is known to who sent it.", param="echo"
+        )
     max_tokens = body.max_completion_tokens
     if max_tokens is None:
         max_tokens = body.max_tokens

@@ -105,6 +105,7 @@ class ChatBody(GenerationBody):
     chat_template: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Any = None
+    echo: bool | None = None  # vLLM's; in completions it is supported
     functions: Any = None
     function_call: Any = None
     modalities: list[str] | None = None

@@ -22,6 +22,7 @@ class FakeServer:
     current: int = 0
     peak: int = 0
     fail_every: int = 0  # every n-th request gets a 500
+    fault_status: int = 500
     cut_after: int | None = None  # chunks after which the stream breaks off
     with_usage: bool = True
     empty_first_chunk: bool = False
@@ -34,7 +35,9 @@ class FakeServer:
         self.bodies.append(body)
         self.keys.append(request.headers.get("Authorization"))
         if self.fail_every and len(self.bodies) % self.fail_every == 0:
-            return web.json_response({"error": {"message": "scripted fault"}}, status=500)
+            return web.json_response(
+                {"error": {"message": "scripted fault"}}, status=self.fault_status
+            )
         self.current += 1
         self.peak = max(self.peak, self.current)
         try:

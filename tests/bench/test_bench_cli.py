@@ -81,6 +81,15 @@ def test_a_server_that_refuses_ends_the_command_with_its_word(server: FakeServer
     assert "scripted fault" in result.output
 
 
+@pytest.mark.parametrize("status", [400, 401, 404])
+def test_a_refusal_is_not_waited_for(server: FakeServer, status: int):
+    server.fail_every, server.fault_status = 1, status
+    result = bench(server, "--num-prompts", "2")
+    assert result.exit_code == 1
+    assert "scripted fault" in result.output
+    assert len(server.bodies) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

@@ -267,7 +267,11 @@ def parse_goodput(pairs: list[str]) -> dict[str, float]:
 
 
 class _NotReadyError(Exception):
-    pass
+    """The server does not answer as it should; `is_final` if no waiting will change that."""
+
+    def __init__(self, message: str, *, is_final: bool = False) -> None:
+        super().__init__(message)
+        self.is_final = is_final
 
 
 async def _run(
@@ -288,8 +292,8 @@ async def _run(
                 target = await _with_first_model(target)
             await _try_out(target, trial)
             break
-        except _NotReadyError:
-            if time.monotonic() >= deadline:
+        except _NotReadyError as error:
+            if error.is_final or time.monotonic() >= deadline:
                 raise
             await asyncio.sleep(0.5)
     if num_warmups:
@@ -313,7 +317,7 @@ async def _with_first_model(target: Target) -> Target:
     try:
         async with open_session(target) as session, session.get(url) as response:
             if response.status in (401, 403):
-                raise _NotReadyError(f"{url} says {response.status}; give --api-key")
+                raise _NotReadyError(f"{url} says {response.status}; give --api-key", is_final=True)
             listed = await response.json()
             name = str(listed["data"][0]["id"])
     except (aiohttp.ClientError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
@@ -334,7 +338,9 @@ async def _try_out(target: Target, trial: BenchRequest) -> None:
         await send(session, target, record)
     parse(record)
     if record.error is not None:
-        raise _NotReadyError(f"the trial request to {target.url} failed: {record.error}")
+        raise _NotReadyError(
+            f"the trial request to {target.url} failed: {record.error}", is_final=record.is_refused
+        )
 
 
 class _Progress:

@@ -74,7 +74,8 @@ class Record:
     """What happened to one request. Times are `time.perf_counter` seconds.
 
     `chunk_times` has one entry for each chunk that brought text; `ended` is the time of the
-    last chunk that told of a choice. `error` is None on success.
+    last chunk that told of a choice. `error` is None on success. `is_refused` says that asking
+    again would be of no use.
     """
 
     request: BenchRequest
@@ -87,12 +88,19 @@ class Record:
     text: str = ""
     finish_reason: str | None = None
     error: str | None = None
+    status: int | None = None  # of HTTP, where it was not 200
     raw: list[tuple[float, bytes]] = field(default_factory=list)
     is_parsed: bool = False
 
     @property
     def is_success(self) -> bool:
         return self.error is None
+
+    @property
+    def is_refused(self) -> bool:
+        return (
+            self.status is not None and 400 <= self.status < 500 and self.status not in (408, 429)
+        )
 
     @property
     def ttft(self) -> float:
@@ -142,6 +150,7 @@ async def send(session: aiohttp.ClientSession, target: Target, record: Record) -
             target.url, data=body, headers={"Content-Type": "application/json"}
         ) as response:
             if response.status != 200:
+                record.status = response.status
                 text = await response.text()
                 record.error = f"HTTP {response.status}: {text[:_MAX_ERROR_CHARS]}"
                 return

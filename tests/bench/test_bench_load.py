@@ -14,6 +14,7 @@ from hotbatch.bench import (
     run_clients,
     run_load,
 )
+from hotbatch.bench.client import open_session
 
 
 def make_target(server: FakeServer, **options: object) -> Target:
@@ -140,3 +141,11 @@ def test_clients_ask_one_after_the_other():
     assert all(record.is_success for record in result.records)
     for earlier, later in zip(result.records[:3], result.records[1:4], strict=True):
         assert earlier.ended <= later.started
+
+
+def test_idle_connections_are_dropped_before_a_server_drops_them():
+    async def keepalive() -> float:
+        async with open_session(Target("http://127.0.0.1:1", model="m")) as session:
+            return session.connector._keepalive_timeout
+
+    assert asyncio.run(keepalive()) < 5

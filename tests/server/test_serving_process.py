@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -164,3 +166,22 @@ def test_address(name: tuple[Any, ...], url: str) -> None:
 
     with Listener() as listener:
         assert address_of(listener) == url
+
+
+@pytest.mark.slow
+def test_an_idle_connection_is_kept_longer_than_clients_keep_it() -> None:
+    """uvicorn's own limit is five seconds, after which a client's next request may meet a
+    connection that is just being closed."""
+    with process(0.0, 0.0) as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=30)
+        connection.connect()
+        first = connection.sock
+        for pause in (0.0, 6.0):
+            time.sleep(pause)
+            connection.request("GET", "/health")
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == 200
+            assert connection.sock is first
+        connection.close()

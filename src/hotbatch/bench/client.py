@@ -128,7 +128,9 @@ def open_session(target: Target) -> aiohttp.ClientSession:
             "the load generator needs aiohttp: pip install 'hotbatch[bench]'", name=error.name
         ) from error
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+        # Shorter than any server keeps them (uvicorn's default is 5 s): a connection that the
+        # server is just closing would fail the request that reuses it.
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
         timeout=aiohttp.ClientTimeout(
             total=None, connect=_CONNECT_SECONDS, sock_read=_READ_SECONDS
         ),

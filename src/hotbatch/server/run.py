@@ -29,6 +29,9 @@ from hotbatch.text import ChatTemplate, Tokenizer
 
 logger = logging.getLogger(__name__)
 
+# Longer than HTTP clients keep idle connections (aiohttp 15 s, httpx 5 s, proxies up to a minute):
+# whoever closes first must be the client, or its next request meets a closing connection.
+_KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
 # After the engine has stopped, all that is left is to write out the last chunks; a client that
 # does not read them gets this long.
@@ -211,6 +214,7 @@ async def _serve(
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=_FLUSH_SECONDS,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             backlog=_BACKLOG,
         )
     )

@@ -7,6 +7,7 @@ or `error`. A ratio is hotbatch's median output rate over the peer's median.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,10 +120,13 @@ def _order(label: str) -> tuple[int, int, int]:
 
 def _heading(results: Mapping[str, Any]) -> str:
     machine = results["machine"]
+    # What was run, which an interrupted or limited run makes less than what was asked for.
+    cells = Counter((run["peer"], run["workload"]) for run in results["runs"])
+    repeats = f"{min(cells.values())} to {max(cells.values())}" if cells else "no"
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     return (
         f"{results['model']}, {results['date']}, {machine['cpu']}, {machine['cores']} cores, "
-        f"{results['threads']} threads; {results['repeats']} alternating repeats, medians. "
+        f"{results['threads']} threads; {repeats} alternating repeats a cell, medians. "
         f"Greedy, end of text ignored, random prompts. {versions}."
     )
 

@@ -25,22 +25,14 @@ namespace hotbatch {
 
 namespace {
 
-template <class T>
-using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
 void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
-const KernelTable& table_of(const std::string& isa) {
-  const KernelTable* table = kernel_table(isa.c_str());
-  if (!table) throw std::invalid_argument("this machine cannot run instruction set " + isa);
-  return *table;
-}
+}  // namespace
 
+// A cache layout from what Python calls it by. Throws std::invalid_argument, which names what
+// is out of range.
 KvLayout layout_of(const std::string& dtype, int kv_heads, int head_dim, int block_size) {
   KvLayout layout;
   if (dtype == "f32") {
@@ -60,6 +52,20 @@ KvLayout layout_of(const std::string& dtype, int kv_heads, int head_dim, int blo
   layout.head_dim = head_dim;
   layout.block_size = block_size;
   return layout;
+}
+
+namespace {
+
+template <class T>
+using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+const KernelTable& table_of(const std::string& isa) {
+  const KernelTable* table = kernel_table(isa.c_str());
+  if (!table) throw std::invalid_argument("this machine cannot run instruction set " + isa);
+  return *table;
 }
 
 // An array that Python owns from here on.

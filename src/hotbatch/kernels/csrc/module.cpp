@@ -15,6 +15,7 @@ namespace hotbatch {
 
 void bind_kernels(nb::module_& m);
 void bind_ceiling(nb::module_& m);
+KvLayout layout_of(const std::string& dtype, int kv_heads, int head_dim, int block_size);
 
 namespace {
 
@@ -41,23 +42,6 @@ Precision precision_of(const std::string& name) {
   if (name == "int8") return Precision::kInt8;
   if (name == "int4") return Precision::kInt4;
   throw std::invalid_argument("no such precision: " + name);
-}
-
-KvLayout kv_layout(const std::string& dtype, int block_size, int kv_heads, int head_dim) {
-  KvLayout layout;
-  if (dtype == "f32") {
-    layout.dtype = KvDtype::f32;
-  } else if (dtype == "bf16") {
-    layout.dtype = KvDtype::bf16;
-  } else if (dtype == "int8") {
-    layout.dtype = KvDtype::int8;
-  } else {
-    throw std::invalid_argument("no such cache dtype: " + dtype);
-  }
-  layout.kv_heads = kv_heads;
-  layout.head_dim = head_dim;
-  layout.block_size = block_size;
-  return layout;
 }
 
 // Rows to sample, as Python packs them: one array a type, so that a step crosses the border
@@ -186,7 +170,7 @@ likewise the log-probability and the top log-probabilities.)")
       .def("set_cache",
            [](Program& self, const std::string& dtype, int block_size, int kv_heads, int head_dim,
               int layers, int blocks) {
-             self.set_cache(kv_layout(dtype, block_size, kv_heads, head_dim), layers,
+             self.set_cache(layout_of(dtype, kv_heads, head_dim, block_size), layers,
                             blocks);
            },
            nb::arg("dtype"), nb::arg("block_size"), nb::arg("kv_heads"), nb::arg("head_dim"),

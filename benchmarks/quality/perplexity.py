@@ -13,13 +13,15 @@ import argparse
 import hashlib
 import json
 import math
-import platform
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from machine import describe
 
 from hotbatch.core.plan import PlannedRequest, StepPlan, TokenLogprob
 from hotbatch.engine.protocol import Executor
@@ -128,23 +130,6 @@ def tokenizer_of(model: LoadedModel) -> Tokenizer:
     return Tokenizer.from_folder(source) if source.is_dir() else Tokenizer.from_gguf(source)
 
 
-def machine() -> dict[str, Any]:
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.split(":", 1)[1].strip()
-            for line in info.read_text().splitlines()
-            if line.startswith("model name")
-        ]
-        cpu = f"{names[0]} x {len(names)}" if names else cpu
-    return {
-        "cpu": cpu,
-        "python": platform.python_version(),
-        "numpy": version("numpy"),
-    }
-
-
 def measure(arguments: argparse.Namespace) -> list[Score]:
     """Score every text at f32 and at each precision; prints a row as each is done."""
     model = load_model(arguments.model or embedded_model_path())
@@ -159,7 +144,7 @@ def measure(arguments: argparse.Namespace) -> list[Score]:
         f"# {model.name}, {arguments.executor} executor, windows of {arguments.window} tokens, "
         f"KV cache {arguments.kv_cache_dtype or 'as the precision has it'}"
     )
-    print(f"# {json.dumps(machine())}  texts {json.dumps(digests)}")
+    print(describe(texts=json.dumps(digests), precisions=arguments.precisions))
     print(
         f"{'text':<7}{'precision':<11}{'tokens':>7}{'perplexity':>12}{'vs f32':>9}"
         f"{'same top':>10}{'tokens/s':>10}"
@@ -204,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"# took {time.perf_counter() - started:.1f} s")
     if arguments.json:
         arguments.json.write_text(
-            json.dumps({"machine": machine(), "scores": [asdict(s) for s in scores]}, indent=2)
+            json.dumps({"machine": describe(), "scores": [asdict(s) for s in scores]}, indent=2)
         )
     worst = max(score.ratio for score in scores) - 1.0
     if arguments.limit is not None and worst > arguments.limit:

@@ -1,7 +1,5 @@
 // Single operations over numpy arrays, for tests and benchmarks: the instruction set, the number
 // of threads and the cache are arguments, where Program keeps its own.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -15,21 +13,12 @@
 #include <vector>
 
 #include "attention/plan.h"
+#include "csrc/arrays.h"
 #include "csrc/kernel_table.h"
 #include "csrc/memory.h"
 #include "csrc/thread_pool.h"
 
-namespace nb = nanobind;
-
 namespace hotbatch {
-
-namespace {
-
-void require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(message);
-}
-
-}  // namespace
 
 // A cache layout from what Python calls it by. Throws std::invalid_argument, which names what
 // is out of range.
@@ -56,10 +45,6 @@ KvLayout layout_of(const std::string& dtype, int kv_heads, int head_dim, int blo
 
 namespace {
 
-template <class T>
-using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 const KernelTable& table_of(const std::string& isa) {
@@ -236,45 +221,12 @@ nb::tuple sample(const std::string& isa, int threads, Matrix<float> logits, Matr
                  const std::vector<Vector<int32_t>>& lists, Vector<float> bias_values) {
   const KernelTable& table = table_of(isa);
   const size_t rows = logits.shape(0);
-  require(floats.shape(0) == 6 && floats.shape(1) == rows, "floats must be [6, rows]");
-  require(ints.shape(0) == 5 && ints.shape(1) == rows, "ints must be [5, rows]");
   require(seeds.shape(0) == rows, "one seed a row");
-  require(lists.size() == 6, "lists must hold starts and ids of biases, bans and histories");
-  for (size_t list = 0; list < 6; list += 2) {
-    const auto& starts = lists[list];
-    require(starts.shape(0) == 0 || starts.shape(0) == rows + 1, "list starts must be [rows + 1]");
-    if (starts.shape(0) == 0) continue;
-    require(static_cast<size_t>(starts.data()[rows]) <= lists[list + 1].shape(0), "a list is too short");
-  }
-  SampleArgs args;
+  SampleArgs args =
+      sample_inputs(floats, ints, seeds, lists, bias_values.data(), bias_values.shape(0));
   args.logits = logits.data();
   args.vocab = static_cast<int>(logits.shape(1));
   args.stride = args.vocab;
-  args.rows = static_cast<int>(rows);
-  const float* f = floats.data();
-  args.temperature = f;
-  args.top_p = f + rows;
-  args.min_p = f + 2 * rows;
-  args.repetition_penalty = f + 3 * rows;
-  args.presence_penalty = f + 4 * rows;
-  args.frequency_penalty = f + 5 * rows;
-  const int32_t* i = ints.data();
-  args.top_k = i;
-  args.position = i + rows;
-  args.num_logprobs = i + 2 * rows;
-  args.target = i + 3 * rows;
-  args.num_prompt = i + 4 * rows;
-  args.seed = seeds.data();
-  const auto starts = [&](size_t list) {
-    return lists[list].shape(0) ? lists[list].data() : nullptr;
-  };
-  args.bias_starts = starts(0);
-  args.bias_ids = lists[1].data();
-  args.bias_values = bias_values.data();
-  args.banned_starts = starts(2);
-  args.banned_ids = lists[3].data();
-  args.history_starts = starts(4);
-  args.history = lists[5].data();
   NewArray<int32_t> chosen(3, rows), top_ids(rows, kMaxLogprobs);
   NewArray<float> logprob(1, rows), top_logprobs(rows, kMaxLogprobs);
   args.token = chosen.data.get();

@@ -1,15 +1,12 @@
 // Python's view of the native kernels. Arrays come as numpy; the interpreter lock is released
 // while a step runs.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "csrc/arrays.h"
 #include "csrc/program.h"
-
-namespace nb = nanobind;
 
 namespace hotbatch {
 
@@ -18,13 +15,6 @@ void bind_ceiling(nb::module_& m);
 KvLayout layout_of(const std::string& dtype, int kv_heads, int head_dim, int block_size);
 
 namespace {
-
-template <class T>
-using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using MutableMatrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 RawType raw_type(const std::string& name) {
   if (name == "F32") return RawType::kF32;
@@ -62,36 +52,11 @@ struct SampleBatch {
       : floats(floats_in), ints(ints_in), seeds(seeds_in), lists(std::move(lists_in)),
         bias_values(bias_values_in), out_ints(out_ints_in), out_floats(out_floats_in) {
     const size_t rows = seeds.shape(0);
-    if (floats.shape(0) != 6 || ints.shape(0) != 5 || floats.shape(1) != rows ||
-        ints.shape(1) != rows || lists.size() != 6 || out_ints.shape(0) != 3 + kMaxLogprobs ||
-        out_floats.shape(0) != 1 + kMaxLogprobs || out_ints.shape(1) != rows ||
-        out_floats.shape(1) != rows)
-      throw std::invalid_argument("SampleBatch arrays have wrong shapes");
-    args.rows = static_cast<int>(rows);
-    const float* f = floats.data();
-    args.temperature = f;
-    args.top_p = f + rows;
-    args.min_p = f + 2 * rows;
-    args.repetition_penalty = f + 3 * rows;
-    args.presence_penalty = f + 4 * rows;
-    args.frequency_penalty = f + 5 * rows;
-    const int32_t* i = ints.data();
-    args.top_k = i;
-    args.position = i + rows;
-    args.num_logprobs = i + 2 * rows;
-    args.target = i + 3 * rows;
-    args.num_prompt = i + 4 * rows;
-    args.seed = seeds.data();
-    const auto starts = [&](size_t list) {
-      return lists[list].shape(0) == rows + 1 ? lists[list].data() : nullptr;
-    };
-    args.bias_starts = starts(0);
-    args.bias_ids = lists[1].data();
-    args.bias_values = bias_values ? bias_values->data() : nullptr;
-    args.banned_starts = starts(2);
-    args.banned_ids = lists[3].data();
-    args.history_starts = starts(4);
-    args.history = lists[5].data();
+    require(out_ints.shape(0) == 3 + kMaxLogprobs && out_ints.shape(1) == rows &&
+                out_floats.shape(0) == 1 + kMaxLogprobs && out_floats.shape(1) == rows,
+            "the outputs of a SampleBatch have wrong shapes");
+    args = sample_inputs(floats, ints, seeds, lists, bias_values ? bias_values->data() : nullptr,
+                         bias_values ? bias_values->shape(0) : 0);
     int32_t* oi = out_ints.data();
     args.token = oi;
     args.rank = oi + rows;

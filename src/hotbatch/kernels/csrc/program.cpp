@@ -110,11 +110,10 @@ int Program::new_buffer(int cols, bool selected) {
 void Program::release(int buffer) { buffers_.at(static_cast<size_t>(buffer)).is_free = true; }
 
 // All activations of one kind share memory: each is read by the very next operation.
-int Program::new_activation(Precision format, int cols, bool selected) {
+int Program::new_activation(Precision format, int cols) {
   for (size_t i = 0; i < activations_.size(); ++i)
     if (activations_[i].precision == format && activations_[i].cols == cols)
       return static_cast<int>(i);
-  (void)selected;
   Activation act;
   act.precision = format;
   act.cols = cols;
@@ -151,9 +150,8 @@ int Program::norm(int input, int vector, float eps, Precision format) {
   op.input = input;
   op.weight = vector;
   op.eps = eps;
-  op.selected = in.selected;
   op.width = in.cols;
-  op.output = new_activation(format, in.cols, in.selected);
+  op.output = new_activation(format, in.cols);
   ops_.push_back(op);
   return op.output;
 }
@@ -162,9 +160,8 @@ int Program::convert(int input, Precision format) {
   const Buffer& in = buffers_.at(static_cast<size_t>(input));
   Op op{Kind::kConvert};
   op.input = input;
-  op.selected = in.selected;
   op.width = in.cols;
-  op.output = new_activation(format, in.cols, in.selected);
+  op.output = new_activation(format, in.cols);
   ops_.push_back(op);
   return op.output;
 }
@@ -174,9 +171,8 @@ int Program::silu_mul(int input, Precision format) {
   require(in.cols % 32 == 0, "gate and up must be multiples of 16 wide");
   Op op{Kind::kSiluMul};
   op.input = input;
-  op.selected = in.selected;
   op.width = in.cols;
-  op.output = new_activation(format, in.cols / 2, in.selected);
+  op.output = new_activation(format, in.cols / 2);
   ops_.push_back(op);
   return op.output;
 }
@@ -190,7 +186,6 @@ int Program::linear(int activation, int weight, int residual) {
   op.input = activation;
   op.weight = weight;
   op.residual = residual;
-  op.selected = selecting_;
   // A residual is updated in place: nothing reads the old stream afterwards.
   op.output = residual >= 0 ? residual : new_buffer(w.outputs, selecting_);
   ops_.push_back(op);
@@ -206,8 +201,7 @@ int Program::gated_linear(int activation, int weight, Precision format) {
   Op op{Kind::kGated};
   op.input = activation;
   op.weight = weight;
-  op.selected = selecting_;
-  op.output = new_activation(format, w.outputs / 2, selecting_);
+  op.output = new_activation(format, w.outputs / 2);
   require(op.output != activation, "a gated layer cannot write over its own input");
   ops_.push_back(op);
   return op.output;
@@ -246,7 +240,6 @@ int Program::select(int input) {
   selecting_ = true;
   Op op{Kind::kSelect};
   op.input = input;
-  op.selected = true;
   op.width = buffers_.at(static_cast<size_t>(input)).cols;
   op.output = new_buffer(op.width, true);
   ops_.push_back(op);

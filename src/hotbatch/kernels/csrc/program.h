@@ -92,7 +92,6 @@ class Program {
     int q_norm = -1, k_norm = -1, window = 0;
     int width = 0;  // numbers that a row of it reads, for sizing pieces
     float eps = 0.0f;
-    bool selected = false;
   };
 
   struct WindowWork {  // the step's attention for layers with this window
@@ -102,7 +101,7 @@ class Program {
   };
 
   int new_buffer(int cols, bool selected);
-  int new_activation(Precision format, int cols, bool selected);
+  int new_activation(Precision format, int cols);
   void run_op(const Op& op, const Batch& batch, int rows, const int32_t* selection);
   void run_rows(const Op& op, const Batch& batch, int begin, int end, const int32_t* selection,
                 int thread);

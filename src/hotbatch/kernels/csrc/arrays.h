@@ -24,19 +24,19 @@ inline void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
-// The inputs of sampling `seeds.shape(0)` rows; logits, outputs and scratch are left to the caller.
+// The inputs of sampling `rows` rows; logits, outputs and scratch are left to the caller.
 //
 // floats [6, rows]: temperature, top_p, min_p, repetition, presence and frequency penalty.
 // ints [5, rows]: top_k, position, number of logprobs, target, prompt length.
 // lists: starts [rows + 1] (or empty: no row has any) and ids of biases, bans and histories.
 // Throws std::invalid_argument where shapes do not fit. The arrays must outlive the result.
-inline SampleArgs sample_inputs(const Matrix<float>& floats, const Matrix<int32_t>& ints,
-                                const Vector<uint64_t>& seeds,
+inline SampleArgs sample_inputs(size_t rows, const Matrix<float>& floats,
+                                const Matrix<int32_t>& ints, const Vector<uint64_t>& seeds,
                                 const std::vector<Vector<int32_t>>& lists,
                                 const float* bias_values, size_t bias_count) {
-  const size_t rows = seeds.shape(0);
   require(floats.shape(0) == 6 && floats.shape(1) == rows, "floats must be [6, rows]");
   require(ints.shape(0) == 5 && ints.shape(1) == rows, "ints must be [5, rows]");
+  require(seeds.shape(0) == rows, "one seed a row");
   require(lists.size() == 6, "lists must hold starts and ids of biases, bans and histories");
   for (size_t list = 0; list < 6; list += 2) {
     const auto& starts = lists[list];

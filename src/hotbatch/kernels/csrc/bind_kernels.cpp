@@ -221,9 +221,8 @@ nb::tuple sample(const std::string& isa, int threads, Matrix<float> logits, Matr
                  const std::vector<Vector<int32_t>>& lists, Vector<float> bias_values) {
   const KernelTable& table = table_of(isa);
   const size_t rows = logits.shape(0);
-  require(seeds.shape(0) == rows, "one seed a row");
   SampleArgs args =
-      sample_inputs(floats, ints, seeds, lists, bias_values.data(), bias_values.shape(0));
+      sample_inputs(rows, floats, ints, seeds, lists, bias_values.data(), bias_values.shape(0));
   args.logits = logits.data();
   args.vocab = static_cast<int>(logits.shape(1));
   args.stride = args.vocab;

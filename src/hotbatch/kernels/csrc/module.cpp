@@ -55,7 +55,8 @@ struct SampleBatch {
     require(out_ints.shape(0) == 3 + kMaxLogprobs && out_ints.shape(1) == rows &&
                 out_floats.shape(0) == 1 + kMaxLogprobs && out_floats.shape(1) == rows,
             "the outputs of a SampleBatch have wrong shapes");
-    args = sample_inputs(floats, ints, seeds, lists, bias_values ? bias_values->data() : nullptr,
+    args = sample_inputs(rows, floats, ints, seeds, lists,
+                         bias_values ? bias_values->data() : nullptr,
                          bias_values ? bias_values->shape(0) : 0);
     int32_t* oi = out_ints.data();
     args.token = oi;

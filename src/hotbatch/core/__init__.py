@@ -29,6 +29,7 @@ from hotbatch.core.policies import Policies
 from hotbatch.core.request import Request, RequestState
 from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.core.scheduler import Scheduler
+from hotbatch.core.service_class import LatencyTargets, ServiceClass, class_of
 from hotbatch.core.stats import SchedulerStats
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "FinishReason",
     "HotbatchError",
     "InvalidRequestError",
+    "LatencyTargets",
     "ModelLoadError",
     "OverloadedError",
     "PlannedRequest",
@@ -51,8 +53,10 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "SchedulerStats",
+    "ServiceClass",
     "StepPlan",
     "StepResult",
     "TokenEvent",
     "TokenLogprob",
+    "class_of",
 ]

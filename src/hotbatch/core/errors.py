@@ -29,12 +29,22 @@ class ContextLengthError(InvalidRequestError):
 
 
 class OverloadedError(HotbatchError):
-    """Refused now, may succeed later (HTTP 429); `retry_after` in seconds."""
+    """Refused now, may succeed later (HTTP 429).
+
+    `reason` is a short name of the limit that refused, for metrics and clients; `retry_after`
+    is when to ask again, in seconds.
+    """
 
     def __init__(
-        self, message: str, *, param: str | None = None, retry_after: float | None = None
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        reason: str = "overloaded",
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(message, param=param)
+        self.reason = reason
         self.retry_after = retry_after
 
 

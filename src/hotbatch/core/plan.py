@@ -141,6 +141,7 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the token that ended it, if it was one
     error: str | None = None
+    error_reason: str | None = None  # the limit that ended it, if one did, as in OverloadedError
     num_prompt: int = 0
     num_output: int = 0
     num_cached: int = 0

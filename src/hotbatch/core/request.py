@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from hotbatch.core.plan import FinishReason, TokenLogprob
 from hotbatch.core.sampling_params import SamplingParams
+from hotbatch.core.service_class import NO_TARGETS, LatencyTargets, ServiceClass
 
 if TYPE_CHECKING:
     from hotbatch.core.group import RequestGroup
@@ -57,10 +58,12 @@ class Request:
         seed: 64 bits; with the position it determines all randomness of this request.
         arrival: seconds on the engine's clock.
         eos_token_ids: tokens that end the text unless `params.ignore_eos`.
-        priority: carried for order functions; first-come order does not look at it.
+        priority: order inside the class, lower first (vLLM's polarity).
         group_id: siblings of one group compute their common prompt once.
         cache_salt: prefixes are shared only between requests of the same salt.
-        tenant: carried for fairness between tenants; first-come order does not look at it.
+        tenant: whose it is, for fairness between tenants.
+        service_class: what it displaces and what displaces it.
+        targets: what its client was promised.
     """
 
     __slots__ = (
@@ -90,9 +93,11 @@ class Request:
         "queue_key",
         "request_id",
         "seed",
+        "service_class",
         "state",
         "stop_token_id",
         "stop_tokens",
+        "targets",
         "tenant",
         "tokens",
     )
@@ -110,6 +115,8 @@ class Request:
         group_id: str | None = None,
         cache_salt: str | None = None,
         tenant: str = "",
+        service_class: ServiceClass = ServiceClass.STANDARD,
+        targets: LatencyTargets = NO_TARGETS,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -120,6 +127,8 @@ class Request:
         self.group_id = group_id
         self.cache_salt = cache_salt
         self.tenant = tenant
+        self.service_class = service_class
+        self.targets = targets
 
         self.num_prompt = len(prompt_token_ids)
         self.needs_history = params.has_penalties

@@ -483,6 +483,7 @@ class Scheduler:
             reason,
             request.stop_token_id,
             None,
+            None,
             request.num_prompt,
             request.num_output,
             request.num_cached or 0,

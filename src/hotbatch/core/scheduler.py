@@ -364,6 +364,7 @@ class Scheduler:
         request.base_rank = request.rank = int(ServiceClass.STANDARD)
         request.account = (request.rank, request.tenant)
         request.queue_key = (self._next_order,)
+        self._next_order += 1
         upper.push(request)
 
     def _call_owed(self, now: float) -> dict[Request, int]:

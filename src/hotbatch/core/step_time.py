@@ -23,7 +23,7 @@ from hotbatch.core.service_class import ServiceClass
 
 _STRETCH = 2.25  # of a step without prompts: its decodes wait no longer, 19 times of 20
 _LONE_STRETCH = 2.0  # times that, where four prompts wait for each one that decodes
-_LEAST_CHUNK = 32  # tokens of prompts in a step, however little slack there is
+_LEAST_CHUNK = 16  # tokens of prompts in a step, however little slack there is
 _BRIEF = 0.05  # seconds that a step may always take while somebody of a higher class may come
 _VIGILANCE = 30.0  # seconds for which an arrival is a sign that more will come
 

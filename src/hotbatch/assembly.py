@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.errors import InvalidRequestError, OptionError
 from hotbatch.core.scheduler import Scheduler
+from hotbatch.core.service_class import LatencyTargets, ServiceClass
 from hotbatch.engine.engine import Engine
 from hotbatch.engine.protocol import Executor, ExecutorInfo
 from hotbatch.executor.kv_sizing import (
@@ -57,6 +58,16 @@ class Assembly:
     chat_template: ChatTemplate | None
     eos_token_ids: frozenset[int]
     generation_defaults: Mapping[str, float]
+
+    @property
+    def queue_ttl(self) -> float | None:
+        """Seconds after which a request that still waits is ended."""
+        return self.options.queue_ttl
+
+    @property
+    def promised(self) -> Mapping[ServiceClass, LatencyTargets]:
+        """Targets that the operator set, by class; the defaults are no promise."""
+        return self.options.promised()
 
     @property
     def info(self) -> ExecutorInfo:

@@ -53,7 +53,7 @@ def test_all_of_one_client_enter_or_none() -> None:
 
 def test_what_waits_in_the_engine_counts_like_what_is_entering() -> None:
     door = Door(QueueLimits(max_requests=8))
-    load = Load(waiting=(2, 3, 1), waiting_tokens=(20, 30, 10))
+    load = Load(waiting=(0, 4, 2), waiting_tokens=(0, 40, 20))
     door.enter(load, 2, 20)
     refusal(door, load, 1, 10)
 
@@ -72,6 +72,26 @@ def test_seats_without_memory_are_no_room() -> None:
     for _ in range(7):  # five by memory, and two wait
         door.enter(load, 1, 100)
     assert refusal(door, load, 1, 100).reason == QUEUE_REQUESTS
+
+
+def test_a_flood_of_a_lower_class_shuts_out_nobody_else() -> None:
+    door = Door(QueueLimits(max_requests=8))
+    for _ in range(8):
+        door.enter(FULL, 1, 10, ServiceClass.BATCH)
+    refusal(door, FULL, 1, 10, ServiceClass.BATCH)
+    door.enter(FULL, 8, 10, ServiceClass.STANDARD)
+    refusal(door, FULL, 1, 10, ServiceClass.STANDARD)
+    refusal(door, FULL, 1, 10, ServiceClass.BATCH)
+    door.enter(FULL, 1, 10, ServiceClass.INTERACTIVE)
+
+
+def test_who_can_displace_does_not_wait() -> None:
+    door = Door(QueueLimits(max_requests=0))
+    load = Load(displaceable=(0, 1, 2), free_tokens=1000)
+    door.enter(load, 1, 10, ServiceClass.INTERACTIVE)
+    door.enter(load, 1, 10, ServiceClass.INTERACTIVE)
+    refusal(door, load, 1, 10, ServiceClass.INTERACTIVE)
+    refusal(door, load, 1, 10, ServiceClass.BATCH)
 
 
 def test_prompt_tokens_are_bounded_too() -> None:
@@ -108,9 +128,16 @@ def test_the_target_of_the_request_counts_if_it_is_tighter() -> None:
 
 def test_an_urgent_request_waits_for_its_equals_only() -> None:
     door = Door(QueueLimits(max_wait=1.0))
-    load = Load(waiting=(50, 50, 2), seats_of=(0, 0, 4), completions_per_second=1.0)
+    load = Load(waiting=(50, 50, 2), displaceable=(0, 0, 4), completions_per_second=1.0)
     door.enter(load, 1, 10, ServiceClass.INTERACTIVE)
     refusal(door, load, 1, 10, ServiceClass.STANDARD)
+
+
+def test_batch_work_may_wait_unless_it_says_otherwise() -> None:
+    door = Door(QueueLimits(max_wait=1.0))
+    load = Load(waiting=(50, 0, 0), completions_per_second=1.0)
+    door.enter(load, 1, 10, ServiceClass.BATCH)
+    refusal(door, load, 1, 10, ServiceClass.BATCH, 20.0)
 
 
 def test_a_slow_prompt_with_nobody_before_it_is_not_overload() -> None:

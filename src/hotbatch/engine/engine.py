@@ -147,6 +147,10 @@ class Engine:
             waiting=waiting,
             waiting_tokens=waiting_tokens,
             free_seats=max(0, self._num_seats - num_running),
+            displaceable=[
+                sum(running[:rank]) if self._scheduler.has_classes else 0
+                for rank in range(len(running))
+            ],
             free_tokens=max(0, free_blocks * config.block_size - begun),
             completions_per_second=self._drain.completions_per_second(num_running),
             prompt_tokens_per_second=self._drain.prompt_tokens_per_second,
@@ -184,7 +188,7 @@ class Engine:
                 arrival=request.arrival,
                 num_prompt=request.num_prompt,
                 service_class=request.service_class,
-                targets=request.targets,
+                targets=self._scheduler.config.targets_of(request.service_class, request.targets),
             )
             self._inbox.put(request)
 

@@ -77,6 +77,8 @@ class Load:
         free_seats: requests that could join the batch now.
         displaceable: for each class, the running requests that one of it would displace.
         free_tokens: KV tokens that are free or can be reclaimed.
+        num_seats: requests that the batch holds when it is empty.
+        num_tokens: KV tokens that the pool holds when it is empty.
         completions_per_second: how often a running request ends; 0 if not known.
         prompt_tokens_per_second: how fast prompts are computed; 0 if not known.
     """
@@ -86,6 +88,8 @@ class Load:
     free_seats: int = 0
     displaceable: Sequence[int] = (0,) * _NUM_CLASSES
     free_tokens: int = 0
+    num_seats: int = 0
+    num_tokens: int = 0
     completions_per_second: float = 0.0
     prompt_tokens_per_second: float = 0.0
 
@@ -140,7 +144,9 @@ class Door:
 
         Raises:
             OverloadedError: with the reason, and `retry_after` in seconds.
+            InvalidRequestError: an idle server would not let them in either.
         """
+        self._check_ever(load, num_requests, num_tokens)
         try:
             self._check_queue(load, num_requests, num_tokens, service_class)
             self._check_wait(load, num_requests, num_tokens, service_class, max_wait)
@@ -163,6 +169,19 @@ class Door:
         """When all that waits now will have begun, in whole seconds."""
         return _bounded(_time_to_end(load, sum(load.waiting) + self.num_entering))
 
+    def _check_ever(self, load: Load, num_requests: int, num_tokens: int) -> None:
+        """What an idle server would refuse is refused for good, or its client tried for ever."""
+        limits = self.limits
+        room = _room(load.num_seats, load.num_tokens, num_requests, num_tokens)
+        queued = num_requests - room
+        if queued <= 0 or limits.max_requests is None or queued <= limits.max_requests:
+            return
+        raise InvalidRequestError(
+            f"The request asks for {num_requests} sequences at once; this server runs {room} of "
+            f"them and lets {limits.max_requests} more wait. Ask for fewer (prompts times n).",
+            param="n",
+        )
+
     def _ahead(self, load: Load, service_class: ServiceClass) -> tuple[int, int]:
         """Requests and prompt tokens that wait and are not below this class."""
         requests = sum(load.waiting[service_class:]) + sum(self._entering[service_class:])
@@ -178,7 +197,8 @@ class Door:
         requests, tokens = self._ahead(load, service_class)
         requests += num_requests
         tokens += num_tokens
-        queued = requests - _room(load, service_class, requests, tokens)
+        seats = load.free_seats + load.displaceable[service_class]
+        queued = requests - _room(seats, load.free_tokens, requests, tokens)
         if queued <= 0:
             return
         if limits.max_requests is not None and queued > limits.max_requests:
@@ -240,12 +260,11 @@ def predicted_wait(
     return max(_time_to_end(load, num_requests - seats), _time_to_compute(load, ahead_tokens))
 
 
-def _room(load: Load, service_class: ServiceClass, requests: int, tokens: int) -> int:
+def _room(seats: int, free_tokens: int, requests: int, tokens: int) -> int:
     """How many of the waiting requests could run now: as seats and KV cache allow."""
-    seats = load.free_seats + load.displaceable[service_class]
-    if tokens <= load.free_tokens:
+    if tokens <= free_tokens:
         return seats
-    return min(seats, requests * load.free_tokens // tokens)
+    return min(seats, requests * free_tokens // tokens)
 
 
 def _time_to_end(load: Load, count: int) -> float:

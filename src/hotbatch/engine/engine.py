@@ -152,6 +152,8 @@ class Engine:
                 for rank in range(len(running))
             ],
             free_tokens=max(0, free_blocks * config.block_size - begun),
+            num_seats=self._num_seats,
+            num_tokens=config.num_blocks * config.block_size,
             completions_per_second=self._drain.completions_per_second(num_running),
             prompt_tokens_per_second=self._drain.prompt_tokens_per_second,
         )

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from hotbatch.core.errors import InvalidRequestError
 from hotbatch.server import generation
-from hotbatch.server.bodies import read_body
+from hotbatch.server.bodies import check_connected, read_body
 from hotbatch.server.entrance import estimated_tokens
 from hotbatch.server.errors import json_response
 from hotbatch.server.generation import ChunkFrame
@@ -38,6 +38,7 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
         prompt = await chat_prompt(service, body)
         num_output = max(params.max_tokens or 1, params.min_tokens)
         prompt = truncated(service, prompt, body.truncate_prompt_tokens, num_output)
+        await check_connected(http)
         with chat_names(body):
             jobs = service.submit(
                 [prompt],

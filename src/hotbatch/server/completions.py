@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.server import generation
-from hotbatch.server.bodies import read_body
+from hotbatch.server.bodies import check_connected, read_body
 from hotbatch.server.entrance import estimated_tokens
 from hotbatch.server.errors import json_response
 from hotbatch.server.generation import ChunkFrame
@@ -42,6 +42,7 @@ async def create_completion(service: Service, http: HttpRequest) -> Response:
     urgency = urgency_of(http, body)
     with service.entrance.place(urgency, len(listed) * params.n, estimated_tokens(listed)):
         prompts = await tokenized_prompts(service, body, listed, num_output)
+        await check_connected(http)
         jobs = service.submit(
             prompts,
             _fitted(service, body, params, prompts),

@@ -287,7 +287,7 @@ class RandomDay:
 
     def _with_errors(self, result: StepResult) -> StepResult:
         requests = tuple(
-            replace(outcome, token_ids=(), logprobs=(), error="scripted")
+            outcome._replace(token_ids=(), logprobs=(), error="scripted")
             if self._chance(self.case.habits.fail_request)
             else outcome
             for outcome in result.requests

@@ -65,6 +65,8 @@ from hotbatch.core.step_time import StepClock
 from hotbatch.core.waiting_queue import WaitingQueue
 
 _MAX_PROMPTS = 4  # that are computed at a time, apart from those that end in the step
+_LEAD = 1024.0  # weighted tokens by which tenants are told apart when prompts are ordered
+_SHARING = 1.5  # times the time alone that a prompt takes in steps with others
 _AGEING_INTERVAL = 0.5  # seconds between two looks at who has waited too long
 _SINGLE_CLASS = int(ServiceClass.STANDARD)  # everybody's, where classes are switched off
 _BANKED = 2.0  # times a request's target: how far ahead of it being early may put it
@@ -96,12 +98,12 @@ class Scheduler:
             weights = config.tenant_weights
             self._counters = [VirtualTokenCounters(weights) for _ in ServiceClass]
         self._kv = KvCache(config)
-        self._roster = Roster(self._counters)
-        self._preemptor = Preemptor(self._roster, self._kv, policies)
+        self._roster = Roster(self._counters, self._seconds_for)
+        self._share = BatchShare(config.batch_share)
+        self._preemptor = Preemptor(self._roster, self._kv, policies, self._share.chosen)
         self._seating = Seating(
             config, policies, self._roster, self._kv, self._preemptor, self._counters
         )
-        self._share = BatchShare(config.batch_share)
         self._gathering = WaitingQueue()  # of a static batch that is not formed yet
         self._closed_batch: set[Request] = set()  # live members of a static batch
         self._draining: set[Request] = set()  # ended, but a step in flight uses their blocks
@@ -210,11 +212,11 @@ class Scheduler:
         self._preemptor.make_room(is_idle=not self._steps)
         if self._is_closed_mode:
             self._seat_closed_batch(now)
-        self._fill(step, now)
+        self._fill(step, owed, now)
         if not step.planned and not self._steps:
             self._move_somebody(step, now)
-        if owed is not None:
-            self._settle(owed)
+        for request in owed:
+            self._settle(request)
         if not step.planned:
             return None
         return self._close_plan(step)
@@ -242,6 +244,7 @@ class Scheduler:
         if self.cost_model is not None and step.features is not None:
             self.cost_model.observe(step.features, result.seconds)
         events: list[TokenEvent] = []
+        counters = self._counters
         charges: dict[tuple[int, str], int] = {}
         ended = False
         for planned, request, outcome in zip(
@@ -253,16 +256,19 @@ class Scheduler:
                 self._drain(request)
                 continue
             event = self._book(request, planned, outcome, now)
-            if event is not None:
-                events.append(event)
-                ended = ended or event.finish_reason is not None
+            if event is None:
+                continue
+            events.append(event)
+            if event.finish_reason is not None:
+                ended = True
+            if counters is not None:
                 account = request.account
                 charges[account] = charges.get(account, 0) + len(event.token_ids)
         if ended:
             self._roster.drop_finished()
-        if self._counters is not None:
+        if counters is not None:
             for (rank, tenant), num_output in charges.items():
-                self._counters[rank].charge(tenant, num_output=num_output)
+                counters[rank].charge(tenant, num_output=num_output)
         return events
 
     def fail(self, plan: StepPlan, message: str) -> list[TokenEvent]:
@@ -312,8 +318,7 @@ class Scheduler:
         assert num_placed + len(self._gathering) == len(self._roster), "a request is lost"
         live = set(self._roster.by_id.values())
         assert self._closed_batch <= live, "a finished request keeps a batch open"
-        chosen = self._share.chosen
-        assert chosen is None or chosen in live, "a finished request takes the batch's share"
+        assert self._share.chosen.keys() <= live, "a finished request takes the batch's share"
         for request in live:
             assert request.rank < OWED, f"{request!r} is owed something for ever"
         for request in self._draining:
@@ -366,27 +371,33 @@ class Scheduler:
         request.queue_key = (self._next_order,)
         upper.push(request)
 
-    def _call_owed(self, now: float) -> Request | None:
-        """The request of the batch class that competes above all in this step, if one does."""
-        if not self._policies.classes or self._share.num_owed < 1:
-            return None
-        chosen = self._share.chosen
-        if chosen is None:
+    def _call_owed(self, now: float) -> dict[Request, int]:
+        """The requests of the batch class that compete above all in this step, if any do, each
+        with the tokens that it may have for that."""
+        share = self._share
+        if not self._policies.classes or not share.is_owed:
+            return {}
+        if share.may_choose:
             chosen = self._choose_owed(now)
-        if chosen is None or not self._share.is_due(chosen) or chosen.in_flight:
-            return None
-        self._share.chosen = self._preemptor.sheltered = chosen
-        self._roster.set_rank(chosen, OWED)
-        return chosen
+            if chosen is not None:
+                share.chosen[chosen] = None
+        owed = dict(share.due())
+        for request in owed:
+            self._roster.set_rank(request, OWED)
+        return owed
 
     def _choose_owed(self, now: float) -> Request | None:
         """The oldest of the class that runs, else the first in its queue."""
+        chosen = self._share.chosen
         oldest = None
         for request in reversed(self._roster.running):
             if request.rank != ServiceClass.BATCH:
                 break
-            oldest = request
-        return oldest or self._roster.queues[ServiceClass.BATCH].first(now)
+            if request not in chosen:
+                oldest = request
+        if oldest is None:
+            oldest = self._roster.queues[ServiceClass.BATCH].first(now)
+        return None if oldest in chosen else oldest
 
     def _settle(self, request: Request) -> None:
         """Give a request the rank that it has when it is owed nothing."""
@@ -396,7 +407,7 @@ class Scheduler:
 
     # Filling a step
 
-    def _fill(self, step: Step, now: float) -> None:
+    def _fill(self, step: Step, owed: dict[Request, int], now: float) -> None:
         decodes: list[list[Request]] = [[] for _ in RANKS]
         prompts: list[list[Request]] = [[] for _ in RANKS]
         for request in self._roster.running:
@@ -413,7 +424,8 @@ class Scheduler:
             num_lower -= len(decodes[rank])
             if not (decodes[rank] or prompts[rank] or len(self._roster.queues[rank])):
                 continue
-            self._fill_rank(step, rank, decodes[rank], prompts[rank], num_lower, clock, now)
+            most = sum(owed.values()) if rank == OWED else step.budget
+            self._fill_rank(step, rank, decodes[rank], prompts[rank], num_lower, most, clock, now)
             if rank in (OWED, ServiceClass.BATCH):
                 num_batch += step.num_tokens - counted
             counted = step.num_tokens
@@ -444,6 +456,7 @@ class Scheduler:
         decodes: list[Request],
         prompts: list[Request],
         num_lower: int,
+        most: int,
         clock: StepClock | None,
         now: float,
     ) -> None:
@@ -451,6 +464,7 @@ class Scheduler:
 
         Args:
             num_lower: decodes of lower classes, which are left some budget by prompts.
+            most: tokens that prompts of this class may have at most.
         """
         for request in self._seating.resume(rank, now):
             num_uncomputed = len(request.tokens) - request.num_computed
@@ -460,9 +474,7 @@ class Scheduler:
         if decodes:
             self._enter_decodes(step, decodes, clock)
         # Half of what is left, at least, is for these prompts.
-        room = step.budget - min(num_lower, step.budget // 2)
-        if rank == OWED:
-            room = min(room, max(1, self._share.num_owed))
+        room = min(most, step.budget - min(num_lower, step.budget // 2))
         if self._policies.deadlines:
             self._enter_prompts_by_deadline(step, rank, prompts, room, clock, now)
         else:
@@ -538,7 +550,7 @@ class Scheduler:
         part for those that come new."""
         prompts = [
             request
-            for request in by_deadline(prompts, now, self._seconds_for)
+            for request in by_deadline(prompts, now, self._seconds_for, self._service_had)
             if request.state is RequestState.RUNNING
         ]
         newcomer = self._seating.first(rank, now) if room > 0 else None
@@ -587,14 +599,24 @@ class Scheduler:
             newcomer = self._seating.first(rank, now) if room > 0 else None
         return admitted
 
+    def _service_had(self, request: Request) -> float:
+        """What the tenant was served, coarsely: small leads do not overrule deadlines."""
+        if self._counters is None:
+            return 0.0
+        rank, tenant = request.account
+        return self._counters[rank].counter(tenant) // _LEAD
+
     def _seconds_for(self, num_tokens: int) -> float:
-        """Predicted seconds for a prompt's tokens, when computed alone and in full steps."""
+        """Predicted seconds until a prompt of so many tokens is computed, once it has its turn.
+
+        Alone it would take less, but it shares its steps.
+        """
         model = self.cost_model
         if model is None or not model.is_trained:
             return 0.0
         size = min(num_tokens, self.config.max_num_batched_tokens)
-        alone = StepFeatures().plus_chunk(0, size, 1)
-        return model.predict(alone) * num_tokens / max(1, size)
+        alone = model.predict(StepFeatures().plus_chunk(0, size, 1))
+        return _SHARING * alone * num_tokens / max(1, size)
 
     def _move_somebody(self, step: Step, now: float) -> None:
         """Nothing was planned and nothing is in flight: let one go on, whatever it takes.
@@ -668,7 +690,8 @@ class Scheduler:
         if outcome.error is not None:
             self._finish(request, FinishReason.ERROR)
             return self._event(request, error=outcome.error)
-        request.prompt_logprobs.extend(outcome.prompt_logprobs)
+        if outcome.prompt_logprobs:
+            request.prompt_logprobs.extend(outcome.prompt_logprobs)
         if planned.sample is None:
             request.num_committed = planned.context_len
             self._kv.index(request)
@@ -682,17 +705,18 @@ class Scheduler:
         assert 1 <= len(outcome.token_ids) <= planned.num_drafts + 1, (
             f"{request!r} got {len(outcome.token_ids)} tokens for {planned.num_drafts} drafts"
         )
-        num_known = len(request.tokens)
+        num_known = num_after = len(request.tokens)
         is_first = num_known == request.num_prompt
         reason = None
         for token_id in outcome.token_ids:
             reason = request.append(token_id)
+            num_after += 1
             if reason is not None:
                 break
-        num_new = len(request.tokens) - num_known
+        num_new = num_after - num_known
         # An accepted draft is computed; a refused one is not, nor is the last token sampled.
-        request.num_computed = request.num_committed = num_known + num_new - 1
-        if request.num_committed // self._kv.block_size > request.num_indexed:
+        request.num_computed = request.num_committed = num_after - 1
+        if (num_after - 1) // self._kv.block_size > request.num_indexed:
             self._kv.index(request)
         self._num_generated_tokens += num_new
         if is_first:
@@ -705,7 +729,7 @@ class Scheduler:
             self._finish(request, reason)
         return TokenEvent(
             request.request_id,
-            tuple(request.tokens[num_known:]),
+            outcome.token_ids[:num_new],
             outcome.logprobs[:num_new],
             tuple(request.prompt_logprobs) if is_first else (),
             reason,
@@ -713,7 +737,7 @@ class Scheduler:
             None,
             None,
             request.num_prompt,
-            request.num_output,
+            num_after - request.num_prompt,
             request.num_cached or 0,
         )
 
@@ -772,8 +796,7 @@ class Scheduler:
         del self._roster.by_id[request.request_id]
         self._groups.leave(request)
         self._closed_batch.discard(request)
-        if self._share.chosen is request:
-            self._share.chosen = self._preemptor.sheltered = None
+        self._share.chosen.pop(request, None)
         self._draining.add(request)
         self._drain(request)
 

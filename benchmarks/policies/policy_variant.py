@@ -44,3 +44,8 @@ def baselines(machine: Machine) -> list[Variant]:
     ]  # fmt: skip
     return [*statics, Variant("request-level", "request-level", {"batching": "request"}),
             *first_come]  # fmt: skip
+
+
+def variants(machine: Machine) -> list[Variant]:
+    """Everything that is compared, simplest first."""
+    return baselines(machine)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from hotbatch.core.errors import InvalidRequestError
+from hotbatch.core.service_class import NO_TARGETS, LatencyTargets, ServiceClass
 
 Batching = Literal["continuous", "static", "request"]
 
@@ -28,6 +30,15 @@ class SchedulerConfig:
         enable_prefix_caching: keep full blocks by content and share them.
         watermark: share of the pool that admission leaves free for running requests to grow.
         vocab_size: if known, token ids are checked against it.
+        targets: what a request of a class is promised if it does not say so itself; nothing
+            where a class is missing.
+        queue_time_to_live: seconds that a request may wait for its first seat; after that it
+            ends with an error. None: for ever.
+        ageing: seconds of waiting that lift a request of the batch class by one class; None
+            for never.
+        batch_share: share of all tokens that the batch class gets at least, as long as it has
+            work.
+        tenant_weights: a tenant's share relative to others of its class; 1 where not named.
 
     Raises:
         InvalidRequestError: an option is out of range; `param` names it.
@@ -44,6 +55,11 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     watermark: float = 0.01
     vocab_size: int | None = None
+    targets: Mapping[ServiceClass, LatencyTargets] = field(default_factory=dict)
+    queue_time_to_live: float | None = None
+    ageing: float | None = 30.0
+    batch_share: float = 0.05
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in (
@@ -84,6 +100,45 @@ class SchedulerConfig:
             raise InvalidRequestError(
                 f"watermark must be in [0, 1), got {self.watermark}.", param="watermark"
             )
+        self._check_service()
+
+    def _check_service(self) -> None:
+        for service_class, targets in self.targets.items():
+            for name in ("ttft", "tpot"):
+                seconds = getattr(targets, name)
+                if seconds is not None and not seconds > 0.0:
+                    raise InvalidRequestError(
+                        f"targets: {name} of the class {service_class.label} must be above 0 "
+                        f"seconds, got {seconds}; None promises nothing.",
+                        param="targets",
+                    )
+        for name in ("queue_time_to_live", "ageing"):
+            seconds = getattr(self, name)
+            if seconds is not None and not seconds > 0.0:
+                raise InvalidRequestError(
+                    f"{name} must be above 0 seconds, got {seconds}; None switches it off.",
+                    param=name,
+                )
+        if not 0.0 <= self.batch_share <= 0.5:
+            raise InvalidRequestError(
+                f"batch_share must be in [0, 0.5], got {self.batch_share}.", param="batch_share"
+            )
+        for tenant, weight in self.tenant_weights.items():
+            if not weight > 0.0:
+                raise InvalidRequestError(
+                    f"tenant_weights: the weight of {tenant!r} must be above 0, got {weight}.",
+                    param="tenant_weights",
+                )
+
+    def targets_of(self, service_class: ServiceClass, own: LatencyTargets) -> LatencyTargets:
+        """A request's targets: each its own, else its class's."""
+        default = self.targets.get(service_class, NO_TARGETS)
+        if default is NO_TARGETS:
+            return own
+        return LatencyTargets(
+            default.ttft if own.ttft is None else own.ttft,
+            default.tpot if own.tpot is None else own.tpot,
+        )
 
     @property
     def context_len(self) -> int:

@@ -1,9 +1,10 @@
 """Siblings of one group (n > 1): one prompt, computed once.
 
 The first sibling to be admitted leads. While it computes the prompt the others keep their
-places in the queue and let later requests pass; afterwards they share its blocks. If the
-leader is evicted or ends first, the group has no leader, and whichever sibling is admitted
-next takes over, so nobody waits for something that will not come.
+places in the queue and let later requests pass; afterwards they share its blocks. As they
+wait for it, it inherits the class of the highest of them. If the leader is evicted or ends
+first, the group has no leader, and whichever sibling is admitted next takes over, so nobody
+waits for something that will not come.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from hotbatch.core.request import Request, RequestState
 class RequestGroup:
     """What siblings know of each other."""
 
-    __slots__ = ("leader", "size")
+    __slots__ = ("leader", "rank", "size")
 
     def __init__(self) -> None:
         self.size = 0
+        self.rank = 0  # the highest class of those that joined
         self.leader: Request | None = None
 
     def lead(self, request: Request) -> None:
@@ -29,6 +31,14 @@ class RequestGroup:
         """Called when a sibling lost its blocks or ended."""
         if self.leader is request:
             self.leader = None
+
+    def holds_back(self, request: Request) -> bool:
+        """True if this sibling had better wait for another one that computes the prompt."""
+        return self.leader is not request and self.is_prompt_pending()
+
+    def holds_others(self, request: Request) -> bool:
+        """True if siblings may wait for this one."""
+        return self.leader is request and self.is_prompt_pending()
 
     def is_prompt_pending(self) -> bool:
         """True while a leader is at work on the prompt: siblings had better wait."""
@@ -60,6 +70,7 @@ class GroupRegistry:
             return
         group = self._groups.setdefault(self._key(request, request.group_id), RequestGroup())
         group.size += 1
+        group.rank = max(group.rank, request.rank)
         request.group = group
 
     def leave(self, request: Request) -> None:
@@ -76,8 +87,8 @@ class GroupRegistry:
         for group in self._groups.values():
             assert group.size > 0, "an empty group was left behind"
             leader = group.leader
-            assert leader is None or leader.state is RequestState.RUNNING, (
-                f"{leader!r} leads but does not run"
+            assert leader is None or leader.state in (RequestState.RUNNING, RequestState.PAUSED), (
+                f"{leader!r} leads but has no blocks"
             )
 
     @staticmethod

@@ -82,6 +82,45 @@ class KvCache:
         request.capacity = len(request.block_table) * self.block_size
         return True
 
+    def shortage(
+        self, request: Request, prompt_owner: Request | None, num_tokens: int, keep_free: int
+    ) -> int:
+        """Blocks that lack for `place` (no table yet), or for `resume` up to `num_tokens`."""
+        if request.block_table:
+            return self._num_missing_for(request, num_tokens) + keep_free - self.pool.num_available
+        prefix = self._without_copy(self._find_prefix(request, prompt_owner))
+        taken = self.pool.num_unreferenced(prefix.shared) + self._num_missing(request, prefix)
+        return taken + keep_free - self.pool.num_available
+
+    def resume(self, request: Request) -> bool:
+        """Give a paused request blocks for all its known tokens; False if there are too few.
+
+        What it lost is found again where the prefix cache still has it, and counts as computed.
+        """
+        if self._num_missing_for(request, len(request.tokens)) > self.pool.num_available:
+            return False
+        self._find_lost(request)
+        return self.grow(request, len(request.tokens))
+
+    def num_exclusive(self, request: Request, at_most: int) -> int:
+        """How many blocks at the end of the table nobody else uses, counted up to `at_most`."""
+        count = 0
+        for block in reversed(request.block_table):
+            if count == at_most or self.pool.ref_count(block) > 1:
+                break
+            count += 1
+        return count
+
+    def cut(self, request: Request, num_blocks: int) -> None:
+        """Take the last `num_blocks` blocks back; their tokens have to be computed again."""
+        kept = len(request.block_table) - num_blocks
+        self.pool.release(request.block_table[kept:])
+        request.block_table = request.block_table[:kept]
+        request.capacity = kept * self.block_size
+        request.num_computed = min(request.num_computed, request.capacity)
+        request.num_committed = min(request.num_committed, request.capacity)
+        request.num_indexed = min(request.num_indexed, kept)
+
     def release(self, request: Request) -> None:
         """Take all blocks back; what the prefix cache knows stays findable."""
         self.pool.release(request.block_table)
@@ -116,6 +155,28 @@ class KvCache:
             references.update(request.block_table)
         self.prefix_cache.check_integrity()
         self.pool.check_integrity(references, self.prefix_cache.blocks)
+
+    def _find_lost(self, request: Request) -> None:
+        """Extend a table that was cut by the blocks that are still in the prefix cache."""
+        wants_rows = request.params.prompt_logprobs is not None and request.num_output == 0
+        if not self.enable_prefix_caching or wants_rows or request.in_flight:
+            return
+        if request.num_committed < request.capacity:
+            return
+        # One token at least is left to compute.
+        num_full = (len(request.tokens) - 1) // self.block_size
+        held = len(request.block_table)
+        keys = extend_block_keys(request, num_full, self.block_size)
+        found = self.prefix_cache.run_of(keys[held:num_full])
+        self.pool.retain(found)
+        request.block_table += tuple(found)
+        request.capacity = len(request.block_table) * self.block_size
+        request.num_computed = request.num_committed = request.capacity
+        if found:
+            request.num_indexed = len(request.block_table)
+
+    def _num_missing_for(self, request: Request, num_tokens: int) -> int:
+        return max(0, -(-num_tokens // self.block_size) - len(request.block_table))
 
     def _find_prefix(self, request: Request, prompt_owner: Request | None) -> ComputedPrefix:
         if request.num_output == 0:

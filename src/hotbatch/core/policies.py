@@ -1,23 +1,41 @@
-"""The scheduler's choices, as small pure functions.
+"""The scheduler's choices, as small pure functions, and the ingredients it may do without.
 
-There is one scheduler. What it decides differently from one set-up to another is a function
-in a `Policies` value: who waits before whom, who loses its blocks, how large a part of a
-prompt enters a step, how many waiting requests may be seated, what is guessed. None of them
-changes anything; each sees requests and numbers and returns a choice.
+There is one scheduler. What it decides differently from one set-up to another is a value in
+`Policies`: who waits before whom, who loses its blocks, how large a part of a prompt enters a
+step, what is guessed; and whether it knows classes, deadlines, tenants, expected lengths and
+partial eviction at all. `Policies()` is first come, first served; `full_policies()` is
+everything. None of the functions changes anything: each sees requests and numbers and returns
+a choice.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.request import Request, RequestState
 
+_PATIENCE = 3  # times that a request is preempted before others are preferred
+
+
+class Reclaim(enum.Enum):
+    """What becomes of the KV in blocks that are needed elsewhere."""
+
+    RECOMPUTE = "recompute"  # it is dropped, and computed again when the request goes on
+    KEEP = "keep"  # the blocks stay; whoever needs them waits
+
 
 def first_come(request: Request) -> tuple[float, ...]:
-    """Order of arrival; who lost its blocks comes before all who never had any."""
-    return (request.state is not RequestState.EVICTED, request.order)
+    """Order of arrival."""
+    return (request.order,)
+
+
+def by_priority(request: Request) -> tuple[float, ...]:
+    """vLLM's integer priority, lower first; order of arrival among equals."""
+    return (request.priority, request.order)
 
 
 def newest(candidates: Sequence[Request]) -> Request:
@@ -29,30 +47,112 @@ def _order(request: Request) -> int:
     return request.order
 
 
+def least_valuable(candidates: Sequence[Request]) -> Request:
+    """The request whose blocks are given up at the least loss.
+
+    The lowest class goes first, in it whoever was preempted less than three times and has run
+    its quantum, one that is paused before one that runs, and then the one with the least
+    compute sunk. Spared as long as there is anybody else: the oldest of the top class, which
+    so ends for sure and after it everybody, and the one nearest its end, which is about to
+    give its blocks back by itself.
+    """
+    top = max(request.rank for request in candidates)
+    oldest = min((request for request in candidates if request.rank == top), key=_order)
+    nearest = min(candidates, key=_remaining)
+    for spared in ((oldest, nearest), (oldest,)):
+        others = [request for request in candidates if request not in spared]
+        if others:
+            return min(others, key=_value)
+    return oldest
+
+
+def _remaining(request: Request) -> tuple[int, int]:
+    expected = request.expected_output or request.max_output
+    return (max(1, expected - request.num_output), request.order)
+
+
+def _value(request: Request) -> tuple[int, bool, bool, bool, int, int]:
+    return (
+        request.rank,
+        request.num_evictions >= _PATIENCE,
+        request.num_computed < request.quantum_end,
+        request.state is RequestState.RUNNING,
+        request.num_computed,
+        -request.order,
+    )
+
+
+def least_urgent(candidates: Sequence[Request]) -> Request:
+    """The request that gives up its seat to a higher class: of the lowest class, in it the
+    newest that was not sent away three times already. Its KV stays, so nothing else is lost."""
+    return min(candidates, key=_urgency)
+
+
+def _urgency(request: Request) -> tuple[int, bool, int]:
+    return (request.rank, request.num_pauses >= _PATIENCE, -request.order)
+
+
 def whole_budget(request: Request, num_uncomputed: int, budget_left: int) -> int:
     """As many tokens as the step still has room for."""
     return min(num_uncomputed, budget_left)
 
 
+def always_recompute(victim: Request, num_tokens: int) -> Reclaim:
+    """Where host memory is device memory there is nowhere to swap to."""
+    return Reclaim.RECOMPUTE
+
+
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The functions that a scheduler consults.
+    """The functions that a scheduler consults, and the ingredients it works with.
 
     Attributes:
-        waiting_key: place in the waiting queue, smallest first; unique (`order` is).
-        choose_victim: which of the running requests gives its blocks back. Must never choose
-            the same request for ever while others come and go, or that one starves.
+        waiting_key: place among those of a class and tenant that wait for their first seat,
+            smallest first; unique (`order` is). Who lost its seat comes before all of these.
+        choose_victim: which request gives blocks back. Must never choose the same request for
+            ever while others come and go, or that one starves.
+        choose_displaced: which running request gives its seat to one of a higher class.
         chunk_size: (request, uncomputed tokens, budget left) -> tokens to compute now; 0 leaves
             a running request out of this step; a newly admitted one computes at least one.
-            Somebody must get at least one when nobody decodes.
+            Somebody must get at least one when nobody decodes. Without `deadlines` only.
         propose_drafts: (request, limit) -> at most `limit` guessed next tokens, to be verified
             in the same step; None to guess nothing.
+        reclaim: (victim, tokens lost) -> whether they are dropped or the victim is spared.
+        classes: a higher class goes first and displaces lower ones, by pausing them.
+        deadlines: parts of prompts are sized by the predicted time of the step, and ordered by
+            deadline and remaining work.
+        fairness: tenants of a class are served by virtual token counters.
+        forecast: admission looks at the expected peak of KV tokens.
+        partial_eviction: a victim gives back as many blocks as are needed, from its end.
     """
 
     waiting_key: Callable[[Request], tuple[float, ...]] = first_come
     choose_victim: Callable[[Sequence[Request]], Request] = newest
+    choose_displaced: Callable[[Sequence[Request]], Request] = least_urgent
     chunk_size: Callable[[Request, int, int], int] = whole_budget
     propose_drafts: Callable[[Request, int], Sequence[int]] | None = None
+    reclaim: Callable[[Request, int], Reclaim] = always_recompute
+    classes: bool = False
+    deadlines: bool = False
+    fairness: bool = False
+    forecast: bool = False
+    partial_eviction: bool = False
+
+
+_FULL = Policies(
+    waiting_key=by_priority,
+    choose_victim=least_valuable,
+    classes=True,
+    deadlines=True,
+    fairness=True,
+    forecast=True,
+    partial_eviction=True,
+)
+
+
+def full_policies(**changes: Any) -> Policies:
+    """Every ingredient; `full_policies(fairness=False)` is everything but that one."""
+    return replace(_FULL, **changes)
 
 
 def batch_start(config: SchedulerConfig, oldest_arrival: float) -> float:

@@ -14,6 +14,7 @@ commit is indexed; the other block simply becomes free when released.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from hotbatch.core.request import Request
@@ -64,6 +65,16 @@ class PrefixCache:
         blocks: list[int] = []
         for index in range(len(request.tokens) // size):
             block = block_of.get(extend_block_keys(request, index + 1, size)[index])
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def run_of(self, keys: Sequence[bytes]) -> list[int]:
+        """The blocks of the first keys in a row that are known."""
+        blocks: list[int] = []
+        for key in keys:
+            block = self._block_of.get(key)
             if block is None:
                 break
             blocks.append(block)

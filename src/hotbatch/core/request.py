@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 from hotbatch.core.plan import FinishReason, TokenLogprob
@@ -25,14 +26,17 @@ if TYPE_CHECKING:
 
 
 class RequestState(enum.Enum):
-    WAITING = "waiting"  # accepted, holds no blocks
-    RUNNING = "running"  # holds blocks, takes part in steps
-    EVICTED = "evicted"  # lost its blocks, waits at the head of the queue to be recomputed
+    WAITING = "waiting"  # accepted, never had a seat, holds no blocks
+    RUNNING = "running"  # has a seat and blocks, takes part in steps
+    PAUSED = "paused"  # gave up its seat, keeps its blocks (or most), goes on where it was
+    EVICTED = "evicted"  # lost all its blocks, waits at the head of its class to be recomputed
     FINISHED = "finished"  # ended; its blocks come back as soon as no step uses them
 
 
 class RequestEvent(enum.Enum):
-    ADMIT = "admit"
+    ADMIT = "admit"  # gets a seat and blocks
+    PAUSE = "pause"
+    RESUME = "resume"
     EVICT = "evict"
     FINISH = "finish"
 
@@ -40,8 +44,12 @@ class RequestEvent(enum.Enum):
 TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
     (RequestState.WAITING, RequestEvent.ADMIT): RequestState.RUNNING,
     (RequestState.WAITING, RequestEvent.FINISH): RequestState.FINISHED,
+    (RequestState.RUNNING, RequestEvent.PAUSE): RequestState.PAUSED,
     (RequestState.RUNNING, RequestEvent.EVICT): RequestState.EVICTED,
     (RequestState.RUNNING, RequestEvent.FINISH): RequestState.FINISHED,
+    (RequestState.PAUSED, RequestEvent.RESUME): RequestState.RUNNING,
+    (RequestState.PAUSED, RequestEvent.EVICT): RequestState.EVICTED,
+    (RequestState.PAUSED, RequestEvent.FINISH): RequestState.FINISHED,
     (RequestState.EVICTED, RequestEvent.ADMIT): RequestState.RUNNING,
     (RequestState.EVICTED, RequestEvent.FINISH): RequestState.FINISHED,
 }
@@ -67,17 +75,24 @@ class Request:
     """
 
     __slots__ = (
+        "account",
         "arrival",
         "banned_early",
+        "base_rank",
         "block_keys",
         "block_table",
         "cache_salt",
         "capacity",
+        "due",
         "eos_token_ids",
+        "expected_output",
         "finish_reason",
+        "first_token_at",
         "group",
         "group_id",
         "in_flight",
+        "is_late",
+        "is_lifted",
         "max_output",
         "needs_history",
         "num_cached",
@@ -85,12 +100,16 @@ class Request:
         "num_computed",
         "num_evictions",
         "num_indexed",
+        "num_pauses",
         "num_prompt",
         "order",
         "params",
         "priority",
+        "promised",
         "prompt_logprobs",
+        "quantum_end",
         "queue_key",
+        "rank",
         "request_id",
         "seed",
         "service_class",
@@ -139,7 +158,14 @@ class Request:
         self.tokens: list[int] = list(prompt_token_ids)
         self.state = RequestState.WAITING
         self.order = -1  # place in the order of arrival, given by the scheduler
-        self.queue_key: tuple[float, ...] = ()  # place in the waiting queue
+        self.queue_key: tuple[float, ...] = ()  # place in the queue it stands in
+        self.base_rank = int(service_class)  # class it competes in: its own, or lifted by age
+        self.rank = self.base_rank  # the same, or what it inherits or is owed for a while
+        self.promised = targets  # its own targets, else those of its class; set on arrival
+        self.due = inf  # when its next token is due, in seconds on the engine's clock
+        self.is_late = False  # waits, and its first token cannot come in time any more
+        self.is_lifted = False  # waits, and its age has lifted it into a higher class
+        self.account: tuple[int, str] = (0, "")  # (class, tenant) that pays for its tokens
         self.max_output = 0  # params.max_tokens, or what the context leaves; set on arrival
         self.group: RequestGroup | None = None
 
@@ -152,7 +178,12 @@ class Request:
         self.num_indexed = 0  # blocks of the table known to the prefix cache
         self.num_cached: int | None = None  # prompt tokens found in the cache; None: not asked yet
 
-        self.num_evictions = 0
+        self.first_token_at: float | None = None
+        self.expected_output = 0  # output tokens it is expected to have in all
+        self.quantum_end = 0  # of num_computed: before, its equals leave it alone
+
+        self.num_evictions = 0  # times it lost blocks
+        self.num_pauses = 0  # times it lost its seat
         self.prompt_logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: int | None = None

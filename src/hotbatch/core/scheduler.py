@@ -5,18 +5,25 @@ may arrive or be cancelled, and further plans may be made: `plan` advances its o
 a request whose next token is not known yet has nothing to compute. Steps run and are
 committed in the order of their plans.
 
-A step is filled in this order, under one budget of tokens:
+Before a step is filled, running requests get the blocks that their next tokens need. Where
+none are left, a request chosen by policy gives its own (`preemption`), and nobody of its class
+or a lower one enters this step, for the newcomer would only be the next victim.
 
-1. Running requests with one token to compute (decodes), oldest first. Where one of them needs
-   a block and none is left, a running request is evicted: it gives its blocks back and is
-   recomputed later from the head of the queue, without emitting anything twice.
-2. Parts of the prompts of running requests, oldest first.
-3. Waiting requests, as long as there are seats, budget and blocks for all their known tokens;
-   none if this step evicted somebody, for the newcomer would only be the next victim.
+Then the step is filled under one budget of tokens, class by class from the highest down; with
+the plain policies there is one class only. In each class:
+
+1. Paused requests of the class go on where they were, if there are seats (`seating`).
+2. Its running requests with one token to compute (decodes), oldest first.
+3. Parts of the prompts of its running requests: in order of arrival and as large as the budget,
+   or by deadline and as large as the predicted time of the step allows (`step_time`, `shares`).
+4. Waiting requests (`class_queue` says in which order), as long as there are seats, budget and
+   blocks for all their known tokens. Where seats or blocks lack, those of lower classes are
+   taken: a seat by pausing, blocks from the end of a victim.
 
 Admission stops at the first request that does not fit, so a large one is not overtaken for
-ever; only siblings of a group, while their prompt is being computed, let others pass. As the
-oldest request is never the victim of a newer one and is known to fit when alone, it always
+ever; only siblings of a group, while their prompt is being computed, let others pass. The
+batch class is owed a small share of all tokens (`batch_share`), and age lifts a request of it.
+As somebody always is spared by the choice of victims and is known to fit when alone, it always
 ends, and so does everybody after it.
 
 Cost: planning is linear in the running requests, with nothing in it that grows with their
@@ -25,46 +32,42 @@ length; waiting requests cost nothing until there is room for them.
 
 from __future__ import annotations
 
-from bisect import insort
-from dataclasses import dataclass, field
-from math import ceil
-from operator import attrgetter
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from math import inf
 
+from hotbatch.core.batch_share import BatchShare
 from hotbatch.core.config import SchedulerConfig
+from hotbatch.core.cost_model import CostModel, StepFeatures
 from hotbatch.core.errors import InvalidRequestError
+from hotbatch.core.fairness import VirtualTokenCounters
 from hotbatch.core.group import GroupRegistry
 from hotbatch.core.kv_cache import KvCache
 from hotbatch.core.plan import (
     FinishReason,
     PlannedRequest,
-    Preemption,
     RequestResult,
-    SampleSpec,
     StepPlan,
     StepResult,
     TokenEvent,
 )
 from hotbatch.core.policies import Policies, batch_start, seats_to_fill
+from hotbatch.core.preemption import Preemptor
 from hotbatch.core.request import Request, RequestEvent, RequestState
 from hotbatch.core.request_check import check_request, max_output
+from hotbatch.core.roster import OWED, RANKS, Roster
+from hotbatch.core.seating import Seating
+from hotbatch.core.service_class import ServiceClass
+from hotbatch.core.shares import by_deadline, share_out
 from hotbatch.core.stats import SchedulerStats
+from hotbatch.core.step import Step
+from hotbatch.core.step_time import StepClock
 from hotbatch.core.waiting_queue import WaitingQueue
 
-_by_order = attrgetter("order")
-
-
-@dataclass(slots=True)
-class _Step:
-    """A step while it is planned and until it is committed.
-
-    `requests` runs parallel to `planned`; results are booked on these objects, not looked up
-    by id, as a cancelled request's id may be in use again by then.
-    """
-
-    budget: int
-    planned: list[PlannedRequest] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
+_MAX_PROMPTS = 4  # that are computed at a time, apart from those that end in the step
+_AGEING_INTERVAL = 0.5  # seconds between two looks at who has waited too long
+_SINGLE_CLASS = int(ServiceClass.STANDARD)  # everybody's, where classes are switched off
+_BANKED = 2.0  # times a request's target: how far ahead of it being early may put it
 
 
 class Scheduler:
@@ -73,25 +76,44 @@ class Scheduler:
     Args:
         config: sizes and modes.
         policies: the choices that may differ; the default is first come, first served.
+        cost_model: predicts the time of steps; one is made if the policies need it.
     """
 
-    def __init__(self, config: SchedulerConfig, policies: Policies | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        policies: Policies | None = None,
+        cost_model: CostModel | None = None,
+    ) -> None:
         self.config = config
-        self._policies = policies or Policies()
+        self._policies = policies = policies or Policies()
+        self._is_closed_mode = config.batching != "continuous"
+        if cost_model is None and policies.deadlines:
+            cost_model = CostModel()
+        self.cost_model = cost_model
+        self._counters: list[VirtualTokenCounters] | None = None
+        if policies.fairness:
+            weights = config.tenant_weights
+            self._counters = [VirtualTokenCounters(weights) for _ in ServiceClass]
         self._kv = KvCache(config)
-        self._watermark = ceil(config.watermark * config.num_blocks)
-        self._requests: dict[str, Request] = {}  # all live ones, by id
-        self._waiting = WaitingQueue()
-        self._running: list[Request] = []  # oldest first
+        self._roster = Roster(self._counters)
+        self._preemptor = Preemptor(self._roster, self._kv, policies)
+        self._seating = Seating(
+            config, policies, self._roster, self._kv, self._preemptor, self._counters
+        )
+        self._share = BatchShare(config.batch_share)
+        self._gathering = WaitingQueue()  # of a static batch that is not formed yet
+        self._closed_batch: set[Request] = set()  # live members of a static batch
         self._draining: set[Request] = set()  # ended, but a step in flight uses their blocks
         self._groups = GroupRegistry()
-        self._closed_batch: set[Request] = set()  # live members of a static batch
-        self._seated = self._waiting if config.batching == "continuous" else WaitingQueue()
-        self._steps: dict[int, _Step] = {}  # in flight, oldest first
-        self._preempted: list[Preemption] = []  # since the last plan
+        self._steps: dict[int, Step] = {}  # in flight, oldest first
+        self._expiries: list[tuple[float, int, Request]] = []  # a heap
+        self._last_arrival = [-inf] * len(RANKS)  # by rank
+        self._skipped: frozenset[Request] = frozenset()  # decodes left out of the last step
+        self._next_ageing = -inf
         self._next_order = 0
         self._next_step_id = 0
-        self._num_preemptions = 0
+        self._num_expired = 0
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
 
@@ -113,7 +135,8 @@ class Scheduler:
             InvalidRequestError: as in `check`, or its id belongs to a live request.
         """
         check_request(request, self.config)
-        if request.request_id in self._requests:
+        roster = self._roster
+        if request.request_id in roster.by_id:
             raise InvalidRequestError(
                 f"A request with id {request.request_id!r} is being served already; "
                 "use another id.",
@@ -122,10 +145,20 @@ class Scheduler:
         request.order = self._next_order
         self._next_order += 1
         request.max_output = max_output(request, self.config)
+        self._classify(request)
         request.queue_key = self._policies.waiting_key(request)
-        self._requests[request.request_id] = request
+        roster.by_id[request.request_id] = request
         self._groups.join(request)
-        self._waiting.push(request)
+        if request.group is not None:
+            self._inherit(request.group.leader, request.rank)
+        if self._is_closed_mode:
+            self._gathering.push(request)
+        else:
+            roster.enqueue(request)
+        time_to_live = self.config.queue_time_to_live
+        if time_to_live is not None:
+            entry = (request.arrival + time_to_live, request.order, request)
+            heappush(self._expiries, entry)
 
     def cancel(
         self, request_id: str, reason: FinishReason = FinishReason.ABORT
@@ -135,58 +168,76 @@ class Scheduler:
         If a step in flight computes it, its part of the result will be ignored, and its
         blocks come back when that step is committed.
         """
-        request = self._requests.get(request_id)
+        request = self._roster.by_id.get(request_id)
         if request is None:
             return None
-        if request.state is RequestState.RUNNING:
-            self._running.remove(request)
-        else:
-            self._queue_of(request).remove(request)
+        self._take_out(request)
         self._end(request, reason)
         return self._event(request)
+
+    def expire(self, now: float) -> list[TokenEvent]:
+        """End the requests that have waited longer than the queue's time to live."""
+        events = []
+        heap = self._expiries
+        while heap and heap[0][0] <= now:
+            request = heappop(heap)[2]
+            if self._awaits_first_seat(request):
+                self._take_out(request)
+                self._end(request, FinishReason.ERROR)
+                self._num_expired += 1
+                events.append(self._expiry_event(request))
+        return events
 
     @property
     def has_work(self) -> bool:
         """True while any request is live or any step is in flight."""
-        return bool(self._requests or self._steps)
+        return bool(self._roster.by_id or self._steps)
 
     # One step
 
     def plan(self, now: float) -> StepPlan | None:
         """Decide the next step; None if there is nothing to compute now."""
-        step = _Step(self.config.max_num_batched_tokens)
-        evicted = self._make_room()
-        self._plan_running(step)
-        if not evicted:
+        step = Step(self.config.max_num_batched_tokens)
+        self._preemptor.begin()
+        self._seating.begin()
+        self._lift_aged(now)
+        owed = self._call_owed(now)
+        self._preemptor.make_room(is_idle=not self._steps)
+        if self._is_closed_mode:
             self._seat_closed_batch(now)
-            self._admit(step)
+        self._fill(step, now)
+        if not step.planned and not self._steps:
+            self._move_somebody(step, now)
+        if owed is not None:
+            self._settle(owed)
         if not step.planned:
             return None
-        plan = StepPlan(
-            self._next_step_id,
-            tuple(step.planned),
-            tuple(step.copies),
-            tuple(self._preempted),
-        )
-        self._next_step_id += 1
-        self._preempted.clear()
-        self._steps[plan.step_id] = step
-        return plan
+        return self._close_plan(step)
 
     def next_wakeup(self, now: float) -> float | None:
-        """When `plan` may yield something though nothing else happens, in seconds.
+        """When something happens though nothing else does, in seconds; None if nothing will.
 
-        That is the case only while a static batch is gathering; None otherwise.
+        Either a static batch that gathers starts, so that `plan` yields something, or a request
+        has waited too long, so that `expire` does.
         """
-        if self.config.batching == "continuous" or self._closed_batch or not self._waiting:
-            return None
-        return max(now, batch_start(self.config, self._waiting[0].arrival))
+        moments = []
+        if self._is_closed_mode and self._gathering and not self._closed_batch:
+            moments.append(batch_start(self.config, self._gathering[0].arrival))
+        heap = self._expiries
+        while heap and not self._awaits_first_seat(heap[0][2]):
+            heappop(heap)
+        if heap:
+            moments.append(heap[0][0])
+        return max(now, min(moments)) if moments else None
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Take in a step's result: new tokens, finished requests, freed and findable blocks."""
         step = self._close_step(plan)
         assert result.step_id == plan.step_id, "the result belongs to another plan"
+        if self.cost_model is not None and step.features is not None:
+            self.cost_model.observe(step.features, result.seconds)
         events: list[TokenEvent] = []
+        charges: dict[tuple[int, str], int] = {}
         ended = False
         for planned, request, outcome in zip(
             plan.requests, step.requests, result.requests, strict=True
@@ -196,12 +247,17 @@ class Scheduler:
             if request.state is RequestState.FINISHED:
                 self._drain(request)
                 continue
-            event = self._book(request, planned, outcome)
+            event = self._book(request, planned, outcome, now)
             if event is not None:
                 events.append(event)
                 ended = ended or event.finish_reason is not None
+                account = request.account
+                charges[account] = charges.get(account, 0) + len(event.token_ids)
         if ended:
-            self._drop_finished()
+            self._roster.drop_finished()
+        if self._counters is not None:
+            for (rank, tenant), num_output in charges.items():
+                self._counters[rank].charge(tenant, num_output=num_output)
         return events
 
     def fail(self, plan: StepPlan, message: str) -> list[TokenEvent]:
@@ -213,114 +269,220 @@ class Scheduler:
             if request.state is RequestState.FINISHED:
                 self._drain(request)
             else:
+                self._take_out(request)
                 self._end(request, FinishReason.ERROR)
                 events.append(self._event(request, error=message))
-        self._drop_finished()
         return events
 
     # What it looks like inside
 
     def stats(self) -> SchedulerStats:
         pool = self._kv.pool
+        num_running, num_paused = len(self._roster.running), len(self._roster.paused)
         return SchedulerStats(
-            num_running=len(self._running),
-            num_waiting=len(self._requests) - len(self._running),
+            num_running=num_running,
+            num_waiting=len(self._roster) - num_running - num_paused,
             blocks_total=pool.num_blocks,
             blocks_free=pool.num_free,
             blocks_cached=pool.num_cached,
             blocks_used=pool.num_used,
             prefix_query_tokens=self._kv.query_tokens,
             prefix_hit_tokens=self._kv.hit_tokens,
-            preemptions=self._num_preemptions,
+            preemptions=self._preemptor.num_preemptions,
             steps=self._next_step_id,
             prompt_tokens=self._num_prompt_tokens,
             generated_tokens=self._num_generated_tokens,
+            num_paused=num_paused,
+            pauses=self._preemptor.num_pauses,
+            expired=self._num_expired,
         )
 
     def check_integrity(self) -> None:
         """Assert that no block and no request is lost or in two places."""
         held = [source for step in self._steps.values() for source, _ in step.copies]
-        self._kv.check_integrity([*self._running, *self._draining], held)
+        self._kv.check_integrity([*self._roster.holders, *self._draining], held)
         self._groups.check_integrity()
-        queued = list(self._waiting)
-        if self._seated is not self._waiting:
-            queued += self._seated
-        for request in queued:
-            assert request.state in (RequestState.WAITING, RequestState.EVICTED)
-            assert not request.block_table, f"{request!r} waits with blocks"
-            assert request.num_computed == request.num_committed == 0
-        for request in self._running:
-            assert request.state is RequestState.RUNNING
-            assert request.num_committed <= request.num_computed <= request.capacity
-        live = [*queued, *self._running]
-        assert len(live) == len(self._requests), "a request is lost or in two places"
-        assert all(self._requests[request.request_id] is request for request in live)
-        assert self._closed_batch <= set(live), "a finished request keeps a batch open"
+        self._roster.check_integrity()
+        num_placed = len(self._roster.running) + sum(map(len, self._roster.queues))
+        assert num_placed + len(self._gathering) == len(self._roster), "a request is lost"
+        live = set(self._roster.by_id.values())
+        assert self._closed_batch <= live, "a finished request keeps a batch open"
+        chosen = self._share.chosen
+        assert chosen is None or chosen in live, "a finished request takes the batch's share"
+        for request in live:
+            assert request.rank < OWED, f"{request!r} is owed something for ever"
         for request in self._draining:
             assert request.in_flight > 0, f"{request!r} keeps its blocks for no step"
-        if not self._requests:
+        if not live:
             assert not len(self._groups), "a group outlived its members"
 
-    # Planning
+    # Ranks
 
-    def _make_room(self) -> bool:
-        """Give running requests the blocks that their known tokens need; True if it evicted."""
-        short = [request for request in self._running if len(request.tokens) > request.capacity]
-        evicted = False
-        for request in short:
-            while request.state is RequestState.RUNNING:
-                if self._kv.grow(request, len(request.tokens)):
-                    break
-                victim = self._policies.choose_victim(self._evictable())
-                if victim is request and self._steps:
-                    break  # blocks will come back with a step in flight
-                self._evict(victim, "out of KV blocks")
-                evicted = True
-        return evicted
+    def _classify(self, request: Request) -> None:
+        """Settle what it competes as, what it was promised, and who pays for it."""
+        policies = self._policies
+        rank = int(request.service_class) if policies.classes else _SINGLE_CLASS
+        request.base_rank = request.rank = rank
+        request.account = (rank, request.tenant)
+        self._last_arrival[rank] = max(self._last_arrival[rank], request.arrival)
+        if policies.deadlines:
+            promised = self.config.targets_of(request.service_class, request.targets)
+            request.promised = promised
+            if promised.ttft is not None:
+                request.due = request.arrival + promised.ttft
 
-    def _evictable(self) -> list[Request]:
-        # Blocks that a step in flight writes to must stay where they are.
-        return [request for request in self._running if not request.in_flight]
+    def _inherit(self, leader: Request | None, rank: int) -> None:
+        """Whoever computes a prompt that others wait for is as urgent as they are."""
+        if leader is None or leader.rank >= rank or leader.group is None:
+            return
+        if leader.group.is_prompt_pending():
+            self._roster.set_rank(leader, rank)
 
-    def _evict(self, request: Request, reason: str) -> None:
-        self._running.remove(request)
-        request.apply(RequestEvent.EVICT)
-        if request.group is not None:
-            request.group.dethrone(request)
-        self._kv.release(request)
-        request.num_computed = request.num_committed = 0
-        request.num_evictions += 1
-        if request.num_output == 0:
-            request.prompt_logprobs.clear()  # gathered anew by the recomputation
-        request.queue_key = self._policies.waiting_key(request)
-        self._queue_of(request).push(request)
-        self._preempted.append(Preemption(request.request_id, reason))
-        self._num_preemptions += 1
+    def _lift_aged(self, now: float) -> None:
+        """Let the request of the batch class that has waited longest compete one class higher.
 
-    def _plan_running(self, step: _Step) -> None:
-        chunks: list[Request] = []
-        # Every running request can have one token; only what is over is spent on drafts.
-        spare = step.budget - len(self._running)
-        for request in self._running:
+        One at a time waits there, behind those that came before it was lifted: a long queue of
+        batch work must not become a long queue of standard work by waiting.
+        """
+        ageing = self.config.ageing
+        if ageing is None or not self._policies.classes or now < self._next_ageing:
+            return
+        self._next_ageing = now + min(_AGEING_INTERVAL, ageing)
+        lower, upper = self._roster.queues[ServiceClass.BATCH : ServiceClass.STANDARD + 1]
+        if upper.has_lifted:
+            return
+        request = lower.oldest_newcomer()
+        if request is None or now - request.arrival < ageing:
+            return
+        lower.remove(request)
+        request.is_lifted = True
+        request.base_rank = request.rank = int(ServiceClass.STANDARD)
+        request.account = (request.rank, request.tenant)
+        request.queue_key = (self._next_order,)
+        upper.push(request)
+
+    def _call_owed(self, now: float) -> Request | None:
+        """The request of the batch class that competes above all in this step, if one does."""
+        if not self._policies.classes or self._share.num_owed < 1:
+            return None
+        chosen = self._share.chosen
+        if chosen is None:
+            chosen = self._choose_owed(now)
+        if chosen is None or not self._share.is_due(chosen) or chosen.in_flight:
+            return None
+        self._share.chosen = self._preemptor.sheltered = chosen
+        self._roster.set_rank(chosen, OWED)
+        return chosen
+
+    def _choose_owed(self, now: float) -> Request | None:
+        """The oldest of the class that runs, else the first in its queue."""
+        oldest = None
+        for request in reversed(self._roster.running):
+            if request.rank != ServiceClass.BATCH:
+                break
+            oldest = request
+        return oldest or self._roster.queues[ServiceClass.BATCH].first(now)
+
+    def _settle(self, request: Request) -> None:
+        """Give a request the rank that it has when it is owed nothing."""
+        group = request.group
+        inherited = group.rank if group is not None and group.holds_others(request) else 0
+        self._roster.set_rank(request, max(request.base_rank, inherited))
+
+    # Filling a step
+
+    def _fill(self, step: Step, now: float) -> None:
+        decodes: list[list[Request]] = [[] for _ in RANKS]
+        prompts: list[list[Request]] = [[] for _ in RANKS]
+        for request in self._roster.running:
             num_uncomputed = len(request.tokens) - request.num_computed
             if num_uncomputed == 1:
-                if len(request.tokens) <= request.capacity:
-                    spare -= self._plan_decode(step, request, spare)
+                decodes[request.rank].append(request)
             elif num_uncomputed > 1:
-                chunks.append(request)
-        for request in chunks:
+                prompts[request.rank].append(request)
+        clock = self._clock(decodes, prompts, now)
+        counted = 0
+        num_batch = 0
+        num_lower = sum(map(len, decodes))
+        for rank in RANKS:
+            num_lower -= len(decodes[rank])
+            if not (decodes[rank] or prompts[rank] or len(self._roster.queues[rank])):
+                continue
+            self._fill_rank(step, rank, decodes[rank], prompts[rank], num_lower, clock, now)
+            if rank in (OWED, ServiceClass.BATCH):
+                num_batch += step.num_tokens - counted
+            counted = step.num_tokens
+        if self._policies.classes:
+            self._share.note(step.num_tokens, num_batch, self._has_batch_work())
+
+    def _clock(
+        self, decodes: list[list[Request]], prompts: list[list[Request]], now: float
+    ) -> StepClock | None:
+        model = self.cost_model
+        if model is None or not self._policies.deadlines or not model.is_trained:
+            return None
+        num_prompts = sum(map(len, prompts)) + self._roster.num_queued
+        clock = StepClock(model, decodes, self._skipped, num_prompts, self._last_arrival, now)
+        self._skipped = clock.skipped
+        return clock
+
+    def _has_batch_work(self) -> bool:
+        running = self._roster.running
+        if running and (running[-1].rank == ServiceClass.BATCH or running[0].rank == OWED):
+            return True
+        return len(self._roster.queues[ServiceClass.BATCH]) > 0
+
+    def _fill_rank(
+        self,
+        step: Step,
+        rank: int,
+        decodes: list[Request],
+        prompts: list[Request],
+        num_lower: int,
+        clock: StepClock | None,
+        now: float,
+    ) -> None:
+        """Enter what one class has to compute.
+
+        Args:
+            num_lower: decodes of lower classes, which are left some budget by prompts.
+        """
+        for request in self._seating.resume(rank, now):
+            num_uncomputed = len(request.tokens) - request.num_computed
+            (decodes if num_uncomputed == 1 else prompts).append(request)
+            if clock is not None and num_uncomputed == 1:
+                clock.note_chunk(request.num_computed, 1)
+        if decodes:
+            self._enter_decodes(step, decodes, clock)
+        # Half of what is left, at least, is for these prompts.
+        room = step.budget - min(num_lower, step.budget // 2)
+        if rank == OWED:
+            room = min(room, max(1, self._share.num_owed))
+        if self._policies.deadlines:
+            self._enter_prompts_by_deadline(step, rank, prompts, room, clock, now)
+        else:
+            self._enter_prompts_in_order(step, rank, prompts, room, now)
+
+    def _enter_decodes(
+        self, step: Step, decodes: Sequence[Request], clock: StepClock | None
+    ) -> None:
+        # Every running request can have one token; only what is over is spent on drafts.
+        spare = step.budget - len(self._roster.running)
+        skipped = clock.skipped if clock is not None else ()
+        running = RequestState.RUNNING
+        for request in decodes:
+            if len(request.tokens) > request.capacity or request.state is not running:
+                continue  # blocks will come back with a step in flight; or it was displaced
             if step.budget <= 0:
                 break
-            self._plan_chunk(step, request)
-
-    def _plan_decode(self, step: _Step, request: Request, spare: int) -> int:
-        """Plan the one token that is left; returns how many drafts were added to it."""
-        start = request.num_computed
-        tokens: tuple[int, ...] = (request.tokens[start],)
-        if spare > 0 and self._policies.propose_drafts is not None:
-            tokens += self._drafts(request, spare)
-        self._enter(step, request, tokens, num_drafts=len(tokens) - 1)
-        return len(tokens) - 1
+            if skipped and request in skipped:
+                continue
+            start = request.num_computed
+            tokens: tuple[int, ...] = (request.tokens[start],)
+            if spare > 0 and self._policies.propose_drafts is not None:
+                tokens += self._drafts(request, spare)
+                spare -= len(tokens) - 1
+            step.enter(request, tokens, len(tokens) - 1)
 
     def _drafts(self, request: Request, spare: int) -> tuple[int, ...]:
         propose = self._policies.propose_drafts
@@ -334,51 +496,125 @@ class Scheduler:
         )
         return tuple(propose(request, limit))[:limit] if limit > 0 else ()
 
-    def _plan_chunk(self, step: _Step, request: Request, at_least: int = 0) -> None:
-        start = request.num_computed
-        num_uncomputed = len(request.tokens) - start
-        size = self._policies.chunk_size(request, num_uncomputed, step.budget)
-        size = min(max(size, at_least), num_uncomputed, step.budget)
-        if size > 0:
-            self._enter(step, request, tuple(request.tokens[start : start + size]))
-
-    def _enter(
-        self, step: _Step, request: Request, tokens: tuple[int, ...], num_drafts: int = 0
+    def _enter_prompts_in_order(
+        self, step: Step, rank: int, prompts: Sequence[Request], room: int, now: float
     ) -> None:
-        start = request.num_computed
-        end = start + len(tokens)
-        num_known = len(request.tokens)
-        sample = None
-        if end >= num_known:
-            sample = SampleSpec(
-                request.params,
-                request.seed,
-                num_known,
-                request.num_prompt,
-                tuple(request.tokens) if request.needs_history else (),
-                request.banned() if request.banned_early else (),
-            )
-        next_tokens: tuple[int, ...] = ()
-        if request.params.prompt_logprobs is not None and num_known == request.num_prompt:
-            next_tokens = tuple(request.tokens[start + 1 : end + 1])
-        step.planned.append(
-            PlannedRequest(
-                request.request_id,
-                start,
-                tokens,
-                request.block_table,
-                sample,
-                num_drafts,
-                request.params.prompt_logprobs if next_tokens else None,
-                next_tokens,
-            )
-        )
-        step.requests.append(request)
-        step.budget -= len(tokens)
-        request.num_computed = end
-        request.in_flight += 1
+        """Prompts in order of arrival, each as large as the policy says; then newcomers."""
+        for request in prompts:
+            if room <= 0:
+                return
+            if request.state is RequestState.RUNNING:
+                room -= self._enter_by_policy(step, request, room, at_least=0)
+        while room > 0:
+            newcomer = self._seating.first(rank, now)
+            if newcomer is None or not self._seating.seat(newcomer, step):
+                return
+            # At least one token, as its copy and its place in the batch are made in this step.
+            room -= self._enter_by_policy(step, newcomer, room, at_least=1)
 
-    # Admission
+    def _enter_by_policy(self, step: Step, request: Request, room: int, at_least: int) -> int:
+        num_uncomputed = len(request.tokens) - request.num_computed
+        size = self._policies.chunk_size(request, num_uncomputed, room)
+        size = min(max(size, at_least), num_uncomputed, room)
+        if size > 0:
+            step.enter_chunk(request, size)
+        return max(0, size)
+
+    def _enter_prompts_by_deadline(
+        self,
+        step: Step,
+        rank: int,
+        prompts: list[Request],
+        room: int,
+        clock: StepClock | None,
+        now: float,
+    ) -> None:
+        """Prompts by deadline and remaining work, as large as the step's time allows, with a
+        part for those that come new."""
+        prompts = [
+            request
+            for request in by_deadline(prompts, now, self._seconds_for)
+            if request.state is RequestState.RUNNING
+        ]
+        newcomer = self._seating.first(rank, now) if room > 0 else None
+        if not prompts and newcomer is None:
+            return
+        wanted = [len(request.tokens) - request.num_computed for request in prompts]
+        if clock is not None:
+            start = max((request.num_computed for request in prompts), default=0)
+            most = room if newcomer is not None else min(room, sum(wanted))
+            room = min(room, clock.tokens_for(rank, start, most)) if most > 0 else 0
+        if room <= 0:
+            return
+        for_newcomers = 0
+        if newcomer is not None:
+            for_newcomers = share_out(room, [*wanted, room])[-1]
+        admitted = self._admit(step, rank, newcomer, for_newcomers, len(prompts), now)
+        left = room - sum(size for _, size in admitted)
+        shares = [*zip(prompts, share_out(left, wanted), strict=True), *admitted]
+        for request, size in shares:
+            if size > 0:
+                if clock is not None:
+                    clock.note_chunk(request.num_computed, size)
+                step.enter_chunk(request, size)
+
+    def _admit(
+        self,
+        step: Step,
+        rank: int,
+        newcomer: Request | None,
+        room: int,
+        num_prompts: int,
+        now: float,
+    ) -> list[tuple[Request, int]]:
+        """Seat newcomers for whose prompts there is room; returns each with its tokens."""
+        admitted: list[tuple[Request, int]] = []
+        while newcomer is not None and room > 0:
+            is_long = len(newcomer.tokens) > room
+            if is_long and num_prompts >= _MAX_PROMPTS:
+                break
+            if not self._seating.seat(newcomer, step):
+                break
+            size = min(room, len(newcomer.tokens) - newcomer.num_computed)
+            admitted.append((newcomer, size))
+            room -= size
+            num_prompts += is_long
+            newcomer = self._seating.first(rank, now) if room > 0 else None
+        return admitted
+
+    def _seconds_for(self, num_tokens: int) -> float:
+        """Predicted seconds for a prompt's tokens, when computed alone and in full steps."""
+        model = self.cost_model
+        if model is None or not model.is_trained:
+            return 0.0
+        size = min(num_tokens, self.config.max_num_batched_tokens)
+        alone = StepFeatures().plus_chunk(0, size, 1)
+        return model.predict(alone) * num_tokens / max(1, size)
+
+    def _move_somebody(self, step: Step, now: float) -> None:
+        """Nothing was planned and nothing is in flight: let one go on, whatever it takes.
+
+        The last resort: whoever is first gets the blocks of all the others if it has to.
+        """
+        for request in self._roster.running:
+            num_uncomputed = len(request.tokens) - request.num_computed
+            if num_uncomputed > 0:
+                self._clear_for(request)
+                self._kv.grow(request, len(request.tokens))
+                step.enter_chunk(request, min(num_uncomputed, step.budget))
+                return
+        for rank in RANKS:
+            first = self._roster.queues[rank].first(now)
+            if first is not None:
+                self._clear_for(first)
+                self._seating.place_first(first, step)
+                num_uncomputed = len(first.tokens) - first.num_computed
+                step.enter_chunk(first, min(num_uncomputed, step.budget))
+                return
+
+    def _clear_for(self, request: Request) -> None:
+        num_blocks = -(-len(request.tokens) // self._kv.block_size)
+        self._preemptor.clear_for(request, num_blocks - len(request.block_table))
 
     def _seat_closed_batch(self, now: float) -> None:
         """Form the next static batch once the last one has ended to its last member.
@@ -386,52 +622,35 @@ class Scheduler:
         Members that end early leave their seats empty until then: that waste is what static
         batching is, and it is not hidden here.
         """
-        if self._seated is self._waiting or self._closed_batch or not self._waiting:
+        waiting = self._gathering
+        if self._closed_batch or not waiting:
             return
-        count = seats_to_fill(self.config, len(self._waiting), self._waiting[0].arrival, now)
+        count = seats_to_fill(self.config, len(waiting), waiting[0].arrival, now)
         for _ in range(count):
-            request = self._waiting.pop()
+            request = waiting.pop()
             self._closed_batch.add(request)
-            self._seated.push(request)
+            self._roster.enqueue(request)
 
-    def _admit(self, step: _Step) -> None:
-        queue = self._seated
-        index = 0
-        while (
-            index < len(queue) and step.budget > 0 and len(self._running) < self.config.max_num_seqs
-        ):
-            request = queue[index]
-            if request.group is not None and request.group.is_prompt_pending():
-                index += 1
-                continue
-            if not self._place(step, request):
-                break
-            queue.pop(index)
-            # At least one token, as its copy and its place in the batch are made in this step.
-            self._plan_chunk(step, request, at_least=1)
-
-    def _place(self, step: _Step, request: Request) -> bool:
-        group = request.group
-        owner = group.prompt_owner() if group is not None else None
-        # When nobody runs, nobody needs room to grow.
-        keep_free = self._watermark if self._running else 0
-        placement = self._kv.place(request, owner, keep_free)
-        if placement is None:
-            return False
-        if placement.copy is not None:
-            step.copies.append(placement.copy)
-        request.apply(RequestEvent.ADMIT)
-        insort(self._running, request, key=_by_order)
-        if group is not None:
-            group.lead(request)
-        return True
-
-    def _queue_of(self, request: Request) -> WaitingQueue:
-        return self._seated if request in self._closed_batch else self._waiting
+    def _close_plan(self, step: Step) -> StepPlan:
+        preempted, paused = self._preemptor.end()
+        predicted = None
+        if self.cost_model is not None:
+            predicted = self.cost_model.predict(step.measure())
+        plan = StepPlan(
+            self._next_step_id,
+            tuple(step.planned),
+            tuple(step.copies),
+            preempted,
+            paused,
+            predicted,
+        )
+        self._next_step_id += 1
+        self._steps[plan.step_id] = step
+        return plan
 
     # Booking
 
-    def _close_step(self, plan: StepPlan) -> _Step:
+    def _close_step(self, plan: StepPlan) -> Step:
         assert plan.step_id in self._steps, f"step {plan.step_id} is not in flight"
         assert plan.step_id == next(iter(self._steps)), "steps are committed in order"
         step = self._steps.pop(plan.step_id)
@@ -439,27 +658,27 @@ class Scheduler:
         return step
 
     def _book(
-        self, request: Request, planned: PlannedRequest, outcome: RequestResult
+        self, request: Request, planned: PlannedRequest, outcome: RequestResult, now: float
     ) -> TokenEvent | None:
         if outcome.error is not None:
-            self._end(request, FinishReason.ERROR)
+            self._finish(request, FinishReason.ERROR)
             return self._event(request, error=outcome.error)
         request.prompt_logprobs.extend(outcome.prompt_logprobs)
         if planned.sample is None:
             request.num_committed = planned.context_len
             self._kv.index(request)
             return None
-        return self._book_tokens(request, planned, outcome)
+        return self._book_tokens(request, planned, outcome, now)
 
     def _book_tokens(
-        self, request: Request, planned: PlannedRequest, outcome: RequestResult
+        self, request: Request, planned: PlannedRequest, outcome: RequestResult, now: float
     ) -> TokenEvent:
         """Append sampled tokens up to the first that ends the request."""
         assert 1 <= len(outcome.token_ids) <= planned.num_drafts + 1, (
             f"{request!r} got {len(outcome.token_ids)} tokens for {planned.num_drafts} drafts"
         )
-        is_first = request.num_output == 0
         num_known = len(request.tokens)
+        is_first = num_known == request.num_prompt
         reason = None
         for token_id in outcome.token_ids:
             reason = request.append(token_id)
@@ -473,8 +692,12 @@ class Scheduler:
         self._num_generated_tokens += num_new
         if is_first:
             self._num_prompt_tokens += request.num_prompt
+            self._note_first_token(request, now)
+        if request.promised.tpot is not None:
+            request.due = _next_due(request, request.promised.tpot, now)
         if reason is not None:
-            self._end(request, reason)
+            self._seating.note_length(request)
+            self._finish(request, reason)
         return TokenEvent(
             request.request_id,
             tuple(request.tokens[num_known:]),
@@ -489,6 +712,12 @@ class Scheduler:
             request.num_cached or 0,
         )
 
+    def _note_first_token(self, request: Request, now: float) -> None:
+        request.first_token_at = now
+        request.due = inf
+        if request.rank != request.base_rank:
+            self._settle(request)  # nobody waits for its prompt any more
+
     def _event(self, request: Request, error: str | None = None) -> TokenEvent:
         return TokenEvent(
             request.request_id,
@@ -499,15 +728,47 @@ class Scheduler:
             num_cached=request.num_cached or 0,
         )
 
+    def _expiry_event(self, request: Request) -> TokenEvent:
+        return TokenEvent(
+            request.request_id,
+            finish_reason=request.finish_reason,
+            error=(
+                f"The request waited {self.config.queue_time_to_live:g} seconds in the queue "
+                "without being started, which is the longest this server lets one wait. "
+                "Please try again later."
+            ),
+            error_reason="queue_ttl",
+            num_prompt=request.num_prompt,
+        )
+
     # Endings
 
+    def _awaits_first_seat(self, request: Request) -> bool:
+        # A member of a static batch that has formed is about to start.
+        return request.state is RequestState.WAITING and request not in self._closed_batch
+
+    def _take_out(self, request: Request) -> None:
+        """Take a request that is about to end out of its seat or its queue."""
+        if self._is_closed_mode and self._awaits_first_seat(request):
+            self._gathering.remove(request)
+        else:
+            self._roster.leave(request)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request while a step is booked: seats are cleared once, behind the last one."""
+        if request.state is not RequestState.RUNNING:
+            self._take_out(request)  # it was paused while the step ran
+        self._end(request, reason)
+
     def _end(self, request: Request, reason: FinishReason) -> None:
-        """Finish a request; whoever calls takes it out of `_running` or its queue."""
+        """Finish a request; whoever calls takes it out of its seat or its queue."""
         request.apply(RequestEvent.FINISH)
         request.finish_reason = reason
-        del self._requests[request.request_id]
+        del self._roster.by_id[request.request_id]
         self._groups.leave(request)
         self._closed_batch.discard(request)
+        if self._share.chosen is request:
+            self._share.chosen = self._preemptor.sheltered = None
         self._draining.add(request)
         self._drain(request)
 
@@ -517,7 +778,12 @@ class Scheduler:
             self._kv.release(request)
             self._draining.discard(request)
 
-    def _drop_finished(self) -> None:
-        self._running = [
-            request for request in self._running if request.state is RequestState.RUNNING
-        ]
+
+def _next_due(request: Request, seconds_per_token: float, now: float) -> float:
+    """When the next token is due: so that the average since the first one keeps the target.
+
+    Tokens that came early do not add up without end, or a stall would be spent on them.
+    """
+    assert request.first_token_at is not None
+    on_average = request.first_token_at + request.num_output * seconds_per_token
+    return min(on_average, now + _BANKED * seconds_per_token)

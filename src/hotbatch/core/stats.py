@@ -26,6 +26,9 @@ class SchedulerStats:
     steps: int
     prompt_tokens: int  # of requests whose first token was sampled
     generated_tokens: int
+    num_paused: int = 0  # hold blocks, but no seat
+    pauses: int = 0
+    expired: int = 0  # waited longer than the queue's time to live
 
     @property
     def block_usage(self) -> float:

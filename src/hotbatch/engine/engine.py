@@ -203,7 +203,7 @@ class Engine:
     # ---- the loop
 
     def tick(self) -> bool:
-        """One turn: inbox, plan, run, commit, deliver. True if a step ran."""
+        """One turn: inbox, expiries, plan, run, commit, deliver. True if a step ran."""
         try:
             return self._turn()
         except Exception as error:
@@ -233,6 +233,7 @@ class Engine:
     def _turn(self) -> bool:
         started = self._clock.now()
         self._drain_inbox()
+        self._events += self._scheduler.expire(started)
         plan = self._scheduler.plan(started)
         if plan is None:
             if self._events:

@@ -109,6 +109,7 @@ class Simulation:
     def advance(self) -> bool:
         """Run one step, or jump to the next moment at which there may be one; False: all done."""
         self._hand_over_due()
+        self._deliver(self.scheduler.expire(self.clock.now()))
         plan = self.scheduler.plan(self.clock.now())
         if plan is None:
             return self._jump()

@@ -1,0 +1,307 @@
+"""What a step will cost, learnt from the steps that ran on this machine.
+
+The time of a step is taken as a curve of its tokens plus a price for each KV token read, for
+each pair of a token with one it attends to, and for each row that is sampled:
+
+    seconds = curve(num_tokens) + a * context_tokens + b * attended + c * num_sampled
+
+The curve is piecewise linear with bends at fixed places, so that it can be flat up to the knee
+and rise behind it, wherever the knee is; all of it is linear in its coefficients, which are
+fitted by recursive least squares with forgetting. Errors are weighed relative to the step, as
+a chunk that takes a second must not drown a decode that takes ten milliseconds. Slopes and
+prices are held at zero or above, so that a longer chunk is never predicted to be quicker.
+
+On top comes what was measured: for decode-only steps of up to 64 tokens, the mean ratio
+between measured and fitted time at exactly that many tokens. That holds the teeth of the real
+curve (kernels work in tiles), where most steps happen.
+
+A step during which the machine did something else is an outlier: its excess is clipped. Many
+in a row are a changed machine, and the whole model is rescaled to it.
+
+Cost: about 20 microseconds an observation, less than one a prediction.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from math import exp, isfinite, log
+from typing import NamedTuple
+
+from hotbatch.core.least_squares import RecentQuantiles, RecursiveLeastSquares
+from hotbatch.core.plan import StepPlan
+
+
+class StepFeatures(NamedTuple):
+    """What of a step its time depends on. A named tuple, as some are made in every step.
+
+    Attributes:
+        num_tokens: rows of the step.
+        num_requests: sequences in it.
+        context_tokens: KV tokens read: the sum of the requests' context lengths.
+        attended: the sum over rows of the context that each row attends to.
+        num_sampled: rows through the head.
+    """
+
+    num_tokens: int = 0
+    num_requests: int = 0
+    context_tokens: int = 0
+    attended: int = 0
+    num_sampled: int = 0
+
+    @classmethod
+    def of_plan(cls, plan: StepPlan) -> StepFeatures:
+        num_tokens = context_tokens = attended = num_sampled = 0
+        for request in plan.requests:
+            size = len(request.tokens)
+            num_tokens += size
+            context_tokens += request.start + size
+            attended += _attended(request.start, size)
+            if request.sample is not None:
+                num_sampled += 1 + request.num_drafts
+        return cls(num_tokens, len(plan.requests), context_tokens, attended, num_sampled)
+
+    @property
+    def is_decode_only(self) -> bool:
+        """One row a request; a prompt of one token costs as much as a decode."""
+        return self.num_tokens == self.num_requests
+
+    def plus_decode(self, context_len: int) -> StepFeatures:
+        """With one more row, the last of `context_len` tokens; it is sampled."""
+        return StepFeatures(
+            self.num_tokens + 1,
+            self.num_requests + 1,
+            self.context_tokens + context_len,
+            self.attended + context_len,
+            self.num_sampled + 1,
+        )
+
+    def plus_chunk(self, start: int, size: int, num_sampled: int = 0) -> StepFeatures:
+        """With `size` more rows of one request, at positions from `start` on."""
+        return StepFeatures(
+            self.num_tokens + size,
+            self.num_requests + 1,
+            self.context_tokens + start + size,
+            self.attended + _attended(start, size),
+            self.num_sampled + num_sampled,
+        )
+
+
+def _attended(start: int, size: int) -> int:
+    return size * start + size * (size + 1) // 2
+
+
+class PredictionErrors(NamedTuple):
+    """Relative errors of recent predictions, |measured - predicted| / measured."""
+
+    median: float
+    p95: float
+
+
+# The curve's bends. Between two of them it is straight: the finest knees lie at few tokens.
+_BENDS = (8, 32, 128, 512)
+# What makes each feature about 1 in a full step.
+_TOKENS, _CONTEXT, _ATTENDED, _SAMPLED = 64.0, 4096.0, 262144.0, 64.0
+# An observation's weight halves after 350 steps: seconds to minutes, on any machine.
+_FORGETTING = 0.998
+_SIZE = 5 + len(_BENDS)  # of the vector: 1, tokens, tokens past each bend, three prices
+_PRICES = range(_SIZE - 3, _SIZE)
+_UNITS = [[float(i == j) for i in range(_SIZE)] for j in range(_SIZE)]
+_SLOPES = [[float(1 <= i <= j) for i in range(_SIZE)] for j in range(_PRICES.start)]
+_PRIOR = 1.0  # seconds squared; any sane coefficient is far smaller
+_LEAST = 1e-6  # seconds; no step is quicker
+_WARM_UP = 32  # steps whose times are believed whatever they are
+_MIXED_WARM_UP = 4  # of these, with a part of a prompt
+_CLIP = 2.0  # a step this much slower or quicker than predicted is an outlier ...
+_REGIME = 8  # ... unless so many in a row are, all to the same side
+_TABLE = 64  # tokens of the largest decode-only step with a measured ratio
+_TABLE_MEMORY = 200  # steps that a cell remembers
+_TABLE_DOUBT = 16  # steps after which a cell is half believed
+_WINDOW = 256  # recent predictions that errors are taken from
+
+
+class CostModel:
+    """Predicts seconds of a step; learns from each one that ran."""
+
+    def __init__(self) -> None:
+        self._fit = RecursiveLeastSquares(_SIZE, forgetting=_FORGETTING, prior=_PRIOR)
+        self._prices = _Prices()
+        self._table = [1.0] * (_TABLE + 1)
+        self._table_counts = [0] * (_TABLE + 1)
+        # Of steps that decode only, and of steps with a part of a prompt: measured / predicted.
+        self._ratios = (RecentQuantiles(_WINDOW), RecentQuantiles(_WINDOW))
+        self._errors = RecentQuantiles(_WINDOW)
+        self._tails = [1.0, 1.0]
+        self._num_observed = 0
+        self._num_mixed = 0
+        self._streak = 0  # outliers in a row; negative: to the quick side
+        self._streak_log = 0.0
+
+    @property
+    def is_trained(self) -> bool:
+        """Enough steps were seen, of both kinds, for predictions to be worth something."""
+        return self._num_observed >= _WARM_UP and self._num_mixed >= _MIXED_WARM_UP
+
+    def predict(self, features: StepFeatures) -> float:
+        """Expected seconds; 0 before anything was observed. Any thread may ask."""
+        if not self._num_observed:
+            return 0.0
+        num_tokens = features.num_tokens
+        seconds = self._prices.of(features)
+        if num_tokens <= _TABLE and num_tokens == features.num_requests:
+            seconds *= self._table[num_tokens]
+        return seconds if seconds > _LEAST else _LEAST
+
+    def predict_p95(self, features: StepFeatures) -> float:
+        """Seconds that 19 of 20 such steps keep, going by the recent ones."""
+        return self.predict(features) * self._tails[features.num_tokens != features.num_requests]
+
+    def largest_chunk(
+        self, base: StepFeatures, start: int, num_uncomputed: int, seconds: float
+    ) -> int:
+        """How many tokens of a prompt may join a step that must end in time.
+
+        Args:
+            base: the step so far.
+            start: position of the prompt's first token that is not computed.
+            num_uncomputed: tokens left; the last of them is sampled.
+            seconds: the time within which 19 of 20 such steps must end.
+
+        Returns:
+            The largest number whose `predict_p95` stays within `seconds`; 0 if none does.
+        """
+        fits, too_many = 0, num_uncomputed + 1
+        while too_many - fits > 1:
+            size = (fits + too_many) // 2
+            if fits == 0 and too_many == num_uncomputed + 1:
+                size = num_uncomputed  # all of it, more often than not
+            step = base.plus_chunk(start, size, int(size == num_uncomputed))
+            if self.predict_p95(step) <= seconds:
+                fits = size
+            else:
+                too_many = size
+        return fits
+
+    def errors(self) -> PredictionErrors:
+        """How far recent predictions were off, each made before its step was learnt from."""
+        return PredictionErrors(self._errors.quantile(0.5), self._errors.quantile(0.95))
+
+    def observe(self, features: StepFeatures, seconds: float) -> None:
+        """Learn from a step that took `seconds`; times that cannot be are ignored."""
+        if not (isfinite(seconds) and seconds > 0.0) or features.num_tokens < 1:
+            return
+        predicted = self.predict(features)
+        if self._num_observed:
+            self._note_error(features, predicted, seconds)
+            seconds = self._clipped(predicted, seconds)
+        believed = predicted if self._num_observed > _WARM_UP else seconds
+        weight = 1.0 / max(believed, 0.25 * seconds, _LEAST)
+        self._fit.update(_vector(features, weight), seconds * weight)
+        self._hold_bounds()
+        self._prices = _Prices.of_fit(self._fit.theta)
+        self._note_ratio(features, seconds)
+        self._num_observed += 1
+        self._num_mixed += not features.is_decode_only
+
+    def _note_error(self, features: StepFeatures, predicted: float, seconds: float) -> None:
+        mixed = not features.is_decode_only
+        ratios = self._ratios[mixed]
+        ratios.add(seconds / predicted)
+        # Few steps say nothing of one in twenty: then the largest of them is taken.
+        self._tails[mixed] = max(1.0, ratios.quantile(0.95, 1.0))
+        self._errors.add(abs(seconds - predicted) / seconds)
+
+    def _clipped(self, predicted: float, seconds: float) -> float:
+        """The measured time, bounded to what one step can tell of the machine."""
+        ratio = seconds / predicted
+        if 1.0 / _CLIP <= ratio <= _CLIP or self._num_observed < _WARM_UP:
+            self._streak = 0
+            self._streak_log = 0.0
+            return seconds
+        side = 1 if ratio > 1.0 else -1
+        if self._streak * side < 0:
+            self._streak, self._streak_log = 0, 0.0
+        self._streak += side
+        self._streak_log += log(ratio)
+        if abs(self._streak) < _REGIME:
+            return predicted * (_CLIP if side > 0 else 1.0 / _CLIP)
+        self._fit.rescale(exp(self._streak_log / _REGIME))
+        self._streak, self._streak_log = 0, 0.0
+        return seconds
+
+    def _hold_bounds(self) -> None:
+        """No slope of the curve and no price below zero, as far as two rounds get."""
+        theta = self._fit.theta
+        for _ in range(2):
+            for price in _PRICES:
+                if theta[price] < 0.0:
+                    self._fit.lift(_UNITS[price])
+            slope = 0.0
+            for index in range(1, _PRICES.start):
+                slope += theta[index]
+                if slope < 0.0:
+                    self._fit.lift(_SLOPES[index])
+                    slope = 0.0
+
+    def _note_ratio(self, features: StepFeatures, seconds: float) -> None:
+        """Into the table: a running mean, drawn to 1 while there are few steps."""
+        num_tokens = features.num_tokens
+        if num_tokens > _TABLE or not features.is_decode_only:
+            return
+        fitted = max(self._prices.of(features), _LEAST)
+        ratio = min(max(seconds / fitted, 1.0 / _CLIP), _CLIP)
+        count = min(self._table_counts[num_tokens] + 1, _TABLE_MEMORY)
+        self._table_counts[num_tokens] = count
+        self._table[num_tokens] += (ratio - self._table[num_tokens]) / (count + _TABLE_DOUBT)
+
+
+class _Prices:
+    """The fitted coefficients made ready for prediction; replaced whole, never changed."""
+
+    __slots__ = ("attended", "context", "intercepts", "sampled", "slopes")
+
+    def __init__(self) -> None:
+        self.intercepts = [0.0] * (len(_BENDS) + 1)
+        self.slopes = [0.0] * (len(_BENDS) + 1)
+        self.context = self.attended = self.sampled = 0.0
+
+    @classmethod
+    def of_fit(cls, theta: list[float]) -> _Prices:
+        prices = cls()
+        constant, slope, *bends, context, attended, sampled = theta
+        prices.context = max(0.0, context / _CONTEXT)
+        prices.attended = max(0.0, attended / _ATTENDED)
+        prices.sampled = max(0.0, sampled / _SAMPLED)
+        level, place, kept = constant, 0, max(0.0, slope / _TOKENS)
+        prices.intercepts[0], prices.slopes[0] = constant, kept
+        for index, (bend, change) in enumerate(zip(_BENDS, bends, strict=True), start=1):
+            level += kept * (bend - place)
+            place = bend
+            slope += change
+            kept = max(0.0, slope / _TOKENS)
+            prices.intercepts[index] = level - kept * bend
+            prices.slopes[index] = kept
+        return prices
+
+    def of(self, features: StepFeatures) -> float:
+        num_tokens = features.num_tokens
+        piece = bisect_right(_BENDS, num_tokens)
+        return (
+            self.intercepts[piece]
+            + self.slopes[piece] * num_tokens
+            + self.context * features.context_tokens
+            + self.attended * features.attended
+            + self.sampled * features.num_sampled
+        )
+
+
+def _vector(features: StepFeatures, weight: float) -> list[float]:
+    num_tokens = features.num_tokens
+    per_token = weight / _TOKENS
+    return [
+        weight,
+        num_tokens * per_token,
+        *[max(0, num_tokens - bend) * per_token for bend in _BENDS],
+        features.context_tokens * weight / _CONTEXT,
+        features.attended * weight / _ATTENDED,
+        features.num_sampled * weight / _SAMPLED,
+    ]

@@ -1,0 +1,135 @@
+"""Fair shares among tenants: virtual token counters.
+
+Each tenant has a counter of the service it got: prompt tokens and output tokens, by price and
+divided by its weight. Who has the smallest counter among those that wait is served next, so
+tenants that always have work waiting get equal service, and what one leaves unused goes to the
+others. A tenant that comes back after a pause is lifted to the smallest counter of those that
+wait: it cannot save up service (Sheng et al., "Fairness in Serving Large Language Models",
+OSDI 2024, arXiv 2401.00588). For two tenants that both always have work waiting, the difference
+in service never exceeds
+
+    2 * max(prompt_price * longest prompt, output_price * tokens of a full batch)
+
+Counters of tenants that are gone are dropped as soon as they say nothing more; memory follows
+the tenants that were active lately. All operations are logarithmic in the tenants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from heapq import heapify, heappop, heappush, heapreplace
+
+_SPARE = 1024  # entries that are kept before the useless ones are looked for
+
+
+class VirtualTokenCounters:
+    """The counters of one service class.
+
+    Args:
+        weights: share of a tenant relative to others; 1 where it is not named.
+        prompt_price: of a prompt token that is computed.
+        output_price: of an output token; the paper takes twice that of a prompt token.
+
+    Raises:
+        ValueError: a weight is not positive.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, float] | None = None,
+        *,
+        prompt_price: float = 1.0,
+        output_price: float = 2.0,
+    ) -> None:
+        self._weights = dict(weights or {})
+        for tenant, weight in self._weights.items():
+            if not weight > 0.0:
+                raise ValueError(f"the weight of tenant {tenant!r} must be positive, got {weight}")
+        self._prompt_price = prompt_price
+        self._output_price = output_price
+        self._counters: dict[str, float] = {}
+        self._num_waiting: dict[str, int] = {}  # requests, of tenants that have some
+        # (counter, moment of arrival, tenant); counters only grow, so an entry that is out of
+        # date stands too far in front and is corrected when it comes up.
+        self._heap: list[tuple[float, int, str]] = []
+        self._arrived: dict[str, int] = {}  # of the tenant's entry that is valid
+        self._num_arrivals = 0
+        self._floor = 0.0  # nobody who arrives gets less
+        self._sweep_at = _SPARE
+
+    def arrive(self, tenant: str) -> None:
+        """One more request of the tenant waits."""
+        if tenant in self._num_waiting:
+            self._num_waiting[tenant] += 1
+            return
+        smallest = self.smallest()
+        if smallest is not None:
+            self._floor = max(self._floor, self._counters[smallest])
+        counter = max(self._counters.get(tenant, 0.0), self._floor)
+        self._counters[tenant] = counter
+        self._num_waiting[tenant] = 1
+        self._arrived[tenant] = self._num_arrivals
+        heappush(self._heap, (counter, self._num_arrivals, tenant))
+        self._num_arrivals += 1
+        self._forget()
+
+    def leave(self, tenant: str) -> None:
+        """One request of the tenant waits no longer: it is served, or was cancelled."""
+        left = self._num_waiting[tenant] - 1
+        if left:
+            self._num_waiting[tenant] = left
+            return
+        del self._num_waiting[tenant]
+        del self._arrived[tenant]
+        if not self._num_waiting:  # the last one to leave sets the mark for the next to come
+            self._floor = max(self._floor, self._counters[tenant])
+            self._heap.clear()
+
+    def charge(self, tenant: str, num_prompt: int = 0, num_output: int = 0) -> None:
+        """Book service that the tenant got, in tokens, whether or not it has work waiting."""
+        price = self._prompt_price * num_prompt + self._output_price * num_output
+        counter = self._counters.get(tenant, self._floor)
+        self._counters[tenant] = counter + price / self._weights.get(tenant, 1.0)
+
+    def counter(self, tenant: str) -> float:
+        """Weighted service of the tenant; one that is not known has that of a newcomer."""
+        return self._counters.get(tenant, self._floor)
+
+    def smallest(self) -> str | None:
+        """The tenant to serve next: of those that wait, the one with the smallest counter, and
+        of equals the one that has waited longest; None if nobody waits."""
+        heap = self._heap
+        while heap:
+            counter, arrival, tenant = heap[0]
+            if self._arrived.get(tenant) != arrival:
+                heappop(heap)
+                continue
+            actual = self._counters[tenant]
+            if actual == counter:
+                return tenant
+            heapreplace(heap, (actual, arrival, tenant))
+        return None
+
+    def lead(self, tenant: str) -> float:
+        """How far the tenant's counter is above the smallest of those that wait: what a policy
+        looks at that lets somebody pass (for a cached prefix, say) within a bound."""
+        smallest = self.smallest()
+        return 0.0 if smallest is None else self.counter(tenant) - self._counters[smallest]
+
+    def __len__(self) -> int:
+        """Tenants that are remembered."""
+        return len(self._counters)
+
+    def _forget(self) -> None:
+        """Drop entries of arrivals that are over, and counters that would be lifted anyway."""
+        if len(self._heap) > 2 * len(self._arrived) + _SPARE:
+            self._heap = [entry for entry in self._heap if self._arrived.get(entry[2]) == entry[1]]
+            heapify(self._heap)
+        if len(self._counters) > self._sweep_at:
+            floor, waiting = self._floor, self._num_waiting
+            self._counters = {
+                tenant: counter
+                for tenant, counter in self._counters.items()
+                if tenant in waiting or counter > floor
+            }
+            self._sweep_at = max(_SPARE, 2 * len(self._counters))

@@ -1,0 +1,109 @@
+"""Recursive least squares with forgetting, and quantiles of a recent window: what the cost
+model is made of. Pure Python, as the vectors have ten entries and arrive one a step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+
+
+class RecursiveLeastSquares:
+    """Fits y = theta . x to a stream of observations, one update in O(k^2).
+
+    The covariance is kept as U diag(D) U' (Bierman, "Factorization Methods for Discrete
+    Sequential Estimation", 1977), which stays positive definite whatever is fed to it. Old
+    observations fade by `forgetting` with each new one; in directions that are not observed
+    the covariance grows back to the prior at most, and theta stays what it was.
+
+    Args:
+        size: entries of x.
+        forgetting: weight of an observation relative to the one after it, at most 1.
+        prior: variance of theta before anything was observed, in units of the noise.
+    """
+
+    def __init__(self, size: int, *, forgetting: float, prior: float) -> None:
+        self.theta = [0.0] * size
+        self._forgetting = forgetting
+        self._prior = prior
+        # Column j of U above its diagonal of ones.
+        self._columns = [[0.0] * j for j in range(size)]
+        self._diagonal = [prior] * size
+
+    def update(self, x: Sequence[float], y: float) -> None:
+        """Take in one observation of unit weight; to weigh it otherwise, scale both sides."""
+        theta, diagonal = self.theta, self._diagonal
+        forgetting, prior = self._forgetting, self._prior
+        error = y
+        for value, factor in zip(theta, x, strict=True):
+            error -= value * factor
+        gain: list[float] = []
+        alpha = forgetting
+        for j, column in enumerate(self._columns):
+            projected = x[j]
+            for u, factor in zip(column, x, strict=False):
+                projected += u * factor
+            scaled = diagonal[j] * projected
+            beta = alpha
+            alpha += projected * scaled
+            diagonal[j] = min(prior, diagonal[j] * beta / (alpha * forgetting))
+            step = -projected / beta
+            for i, u in enumerate(column):
+                column[i] = u + gain[i] * step
+                gain[i] += scaled * u
+            gain.append(scaled)
+        error /= alpha
+        for i, value in enumerate(gain):
+            theta[i] += value * error
+
+    def lift(self, x: Sequence[float]) -> None:
+        """Move theta to where theta . x = 0, the least that the observations speak against.
+
+        Used to hold a bound theta . x >= 0 that is violated; the covariance is left alone, so
+        that the bound costs nothing where observations agree with it.
+        """
+        projected = [
+            x[j] + sum(u * factor for u, factor in zip(column, x, strict=False))
+            for j, column in enumerate(self._columns)
+        ]
+        scaled = [value * d for value, d in zip(projected, self._diagonal, strict=True)]
+        variance = sum(p * s for p, s in zip(projected, scaled, strict=True))
+        if variance <= 0.0:
+            return
+        step = -sum(value * factor for value, factor in zip(self.theta, x, strict=True)) / variance
+        for j, (column, value) in enumerate(zip(self._columns, scaled, strict=True)):
+            value *= step
+            for i, u in enumerate(column):
+                self.theta[i] += u * value
+            self.theta[j] += value
+
+    def rescale(self, factor: float) -> None:
+        """All of theta times `factor`, and less trust in it than before."""
+        self.theta = [value * factor for value in self.theta]
+        self._diagonal = [min(self._prior, 100.0 * value) for value in self._diagonal]
+
+
+class RecentQuantiles:
+    """The last `size` values, kept sorted: adding and asking cost about a microsecond."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._recent: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._recent)
+
+    def add(self, value: float) -> None:
+        if len(self._recent) == self._size:
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+        self._recent.append(value)
+        insort(self._sorted, value)
+
+    def quantile(self, share: float, default: float = 0.0) -> float:
+        """The smallest value that `share` of the window does not exceed; `default` if empty."""
+        values = self._sorted
+        if not values:
+            return default
+        return values[min(int(share * len(values)), len(values) - 1)]

@@ -1,0 +1,135 @@
+"""Who is where: every live request is in exactly one place.
+
+Either it has a seat (`running`, the most senior first: highest class, then order of arrival),
+or it stands in the queue of its class. What a request's rank is, and when it moves, is decided
+elsewhere; here the lists stay in step with the states.
+
+Ranks are those of the service classes, and one above them for the request of the batch class
+that is owed its share.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+
+from hotbatch.core.class_queue import ClassQueue
+from hotbatch.core.fairness import VirtualTokenCounters
+from hotbatch.core.request import Request, RequestEvent, RequestState
+from hotbatch.core.service_class import ServiceClass
+
+OWED = max(ServiceClass) + 1  # the rank of a request that is owed its share now
+RANKS = tuple(range(OWED, -1, -1))  # from the highest to the lowest
+
+
+def seniority(request: Request) -> tuple[int, int]:
+    return (-request.rank, request.order)
+
+
+class Roster:
+    """The live requests of a scheduler, by id, by seat and by queue."""
+
+    def __init__(self, counters: Sequence[VirtualTokenCounters] | None) -> None:
+        self.by_id: dict[str, Request] = {}
+        self.running: list[Request] = []
+        self.paused: dict[Request, None] = {}  # a set in order; they stand in a queue as well
+        self.queues = [
+            ClassQueue(None if counters is None or rank >= OWED else counters[rank])
+            for rank in reversed(RANKS)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    @property
+    def num_queued(self) -> int:
+        return len(self.by_id) - len(self.running)
+
+    @property
+    def holders(self) -> Iterator[Request]:
+        """Those that hold blocks."""
+        yield from self.running
+        yield from self.paused
+
+    def enqueue(self, request: Request) -> None:
+        self.queues[request.rank].push(request)
+
+    def seat(self, request: Request) -> None:
+        """Give a queued request a seat. Its blocks are its own affair."""
+        self.queues[request.rank].take(request)
+        if request.state is RequestState.PAUSED:
+            del self.paused[request]
+            request.apply(RequestEvent.RESUME)
+        else:
+            request.apply(RequestEvent.ADMIT)
+        insort(self.running, request, key=seniority)
+
+    def pause(self, request: Request) -> None:
+        self._unseat(request)
+        request.apply(RequestEvent.PAUSE)
+        request.num_pauses += 1
+        self.paused[request] = None
+        self.queues[request.rank].push(request)
+
+    def evict(self, request: Request) -> None:
+        """Note that a request has lost all its blocks, and with them its seat."""
+        if request.state is RequestState.PAUSED:
+            del self.paused[request]
+            request.apply(RequestEvent.EVICT)  # its place in the queue is the same
+            return
+        self._unseat(request)
+        request.apply(RequestEvent.EVICT)
+        self.queues[request.rank].push(request)
+
+    def leave(self, request: Request) -> None:
+        """Take out a request that ends."""
+        if request.state is RequestState.RUNNING:
+            self._unseat(request)
+        else:
+            self.queues[request.rank].remove(request)
+            self.paused.pop(request, None)
+
+    def drop_finished(self) -> None:
+        """Take those out of the seats that have ended: one pass for all of a step."""
+        self.running = [
+            request for request in self.running if request.state is RequestState.RUNNING
+        ]
+
+    def set_rank(self, request: Request, rank: int) -> None:
+        if rank == request.rank:
+            return
+        if request.state is RequestState.RUNNING:
+            self._unseat(request)
+            request.rank = rank
+            insort(self.running, request, key=seniority)
+        else:
+            self.queues[request.rank].remove(request)
+            request.rank = rank
+            self.queues[rank].push(request)
+
+    def _unseat(self, request: Request) -> None:
+        index = bisect_left(self.running, seniority(request), key=seniority)
+        assert self.running[index] is request, f"{request!r} is not in its seat"
+        del self.running[index]
+
+    def check_integrity(self) -> None:
+        queued = [request for queue in self.queues for request in queue]
+        for request in queued:
+            assert request.state in (
+                RequestState.WAITING,
+                RequestState.PAUSED,
+                RequestState.EVICTED,
+            ), f"{request!r} is queued"
+            assert (request.state is RequestState.PAUSED) == (request in self.paused)
+            if request.state is not RequestState.PAUSED:
+                assert not request.block_table, f"{request!r} waits with blocks"
+                assert request.num_computed == request.num_committed == 0
+        for request in self.running:
+            assert request.state is RequestState.RUNNING
+        for request in self.holders:
+            assert request.num_committed <= request.num_computed <= request.capacity, f"{request!r}"
+        live = [*queued, *self.running]
+        assert all(self.by_id.get(request.request_id) is request for request in live)
+        assert len(live) == len(set(live)), "a request is in two places"
+        assert self.paused.keys() <= set(queued), "a paused request is in no queue"
+        assert self.running == sorted(self.running, key=seniority), "seats are out of order"

@@ -1,0 +1,94 @@
+"""A step while it is planned, and until it is committed."""
+
+from __future__ import annotations
+
+from hotbatch.core.cost_model import StepFeatures
+from hotbatch.core.plan import PlannedRequest, SampleSpec
+from hotbatch.core.request import Request
+
+
+class Step:
+    """What enters a step, and what is left of its budget of tokens.
+
+    `requests` runs parallel to `planned`; results are booked on these objects, not looked up
+    by id, as a cancelled request's id may be in use again by then. The sums are what the cost
+    model wants to know (see `StepFeatures`).
+    """
+
+    __slots__ = (
+        "attended",
+        "budget",
+        "context_tokens",
+        "copies",
+        "features",
+        "num_sampled",
+        "num_tokens",
+        "planned",
+        "requests",
+    )
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.planned: list[PlannedRequest] = []
+        self.requests: list[Request] = []
+        self.copies: list[tuple[int, int]] = []
+        self.num_tokens = 0
+        self.context_tokens = 0
+        self.attended = 0
+        self.num_sampled = 0
+        self.features: StepFeatures | None = None
+
+    def measure(self) -> StepFeatures:
+        self.features = StepFeatures(
+            self.num_tokens,
+            len(self.planned),
+            self.context_tokens,
+            self.attended,
+            self.num_sampled,
+        )
+        return self.features
+
+    def enter_chunk(self, request: Request, size: int) -> None:
+        """The next `size` tokens of what is not computed."""
+        start = request.num_computed
+        self.enter(request, tuple(request.tokens[start : start + size]))
+
+    def enter(self, request: Request, tokens: tuple[int, ...], num_drafts: int = 0) -> None:
+        """Compute these tokens; the request counts them as computed from now on."""
+        start = request.num_computed
+        size = len(tokens)
+        end = start + size
+        num_known = len(request.tokens)
+        sample = None
+        if end >= num_known:
+            sample = SampleSpec(
+                request.params,
+                request.seed,
+                num_known,
+                request.num_prompt,
+                tuple(request.tokens) if request.needs_history else (),
+                request.banned() if request.banned_early else (),
+            )
+            self.num_sampled += 1 + num_drafts
+        next_tokens: tuple[int, ...] = ()
+        if request.params.prompt_logprobs is not None and num_known == request.num_prompt:
+            next_tokens = tuple(request.tokens[start + 1 : end + 1])
+        self.planned.append(
+            PlannedRequest(
+                request.request_id,
+                start,
+                tokens,
+                request.block_table,
+                sample,
+                num_drafts,
+                request.params.prompt_logprobs if next_tokens else None,
+                next_tokens,
+            )
+        )
+        self.requests.append(request)
+        self.budget -= size
+        self.num_tokens += size
+        self.context_tokens += end
+        self.attended += end if size == 1 else size * start + size * (size + 1) // 2
+        request.num_computed = end
+        request.in_flight += 1

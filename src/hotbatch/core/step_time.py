@@ -1,0 +1,131 @@
+"""How long a step may take: the tightest slack of those who decode in it.
+
+A running request with a target for its tokens has slack until its next one is due. One
+without is promised nothing in seconds, but a prompt that joins should not be felt: its next
+token may come at most `_STRETCH` times as late as it would without prompts in the step. The
+same holds for one that is past its target anyway: holding the prompts back would not bring
+the lost time back, and give every prompt the same fate.
+
+The batch class waits as long as it has to, so a step of batch work alone is bounded by the
+token budget only; unless somebody of a higher class was here lately. Then it is kept short
+enough that whoever arrives in the middle of it will not wait long for its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from math import inf
+
+from hotbatch.core.cost_model import CostModel, StepFeatures
+from hotbatch.core.request import Request
+from hotbatch.core.roster import OWED
+from hotbatch.core.service_class import ServiceClass
+
+_STRETCH = 2.25  # of a step without prompts: its decodes wait no longer, 19 times of 20
+_LONE_STRETCH = 2.0  # times that, where four prompts wait for each one that decodes
+_LEAST_CHUNK = 32  # tokens of prompts in a step, however little slack there is
+_BRIEF = 0.05  # seconds that a step may always take while somebody of a higher class may come
+_VIGILANCE = 30.0  # seconds for which an arrival is a sign that more will come
+
+
+class StepClock:
+    """The time of one step, while the step is planned.
+
+    Args:
+        model: a trained one.
+        decodes: the requests with one token to compute, by rank.
+        spared: those that were left out of the last step, and so will not be of this one.
+        num_prompts: prompts that are being computed or wait.
+        last_arrival: per rank, when the last request of it arrived.
+        now: when the step starts.
+    """
+
+    def __init__(
+        self,
+        model: CostModel,
+        decodes: Sequence[Sequence[Request]],
+        spared: Collection[Request],
+        num_prompts: int,
+        last_arrival: Sequence[float],
+        now: float,
+    ) -> None:
+        self._model = model
+        self._last_arrival = last_arrival
+        self._now = now
+        self._num_prompts = num_prompts
+        self._is_felt = any(decodes[ServiceClass.BATCH + 1 :])
+        num_decodes = context = 0
+        due = inf
+        for requests in decodes:
+            num_decodes += len(requests)
+            for request in requests:
+                context += len(request.tokens)
+                if request.due < due:
+                    due = request.due
+        self._slack = due - now
+        self._decodes = StepFeatures(num_decodes, num_decodes, context, context, num_decodes)
+        self.skipped: frozenset[Request] = frozenset()
+        if self._slack < inf and model.predict_p95(self._decodes) > self._slack > 0.0:
+            self._skip_some(decodes, spared)
+        self._step = self._decodes
+
+    def note_chunk(self, start: int, size: int) -> None:
+        """A part of a prompt has joined."""
+        self._step = self._step.plus_chunk(start, size)
+
+    def tokens_for(self, rank: int, start: int, num_uncomputed: int) -> int:
+        """How many tokens of prompts of this rank may still join.
+
+        Args:
+            start: position of the first of them in its request.
+            num_uncomputed: how many there are.
+        """
+        seconds = self._limit(rank)
+        if seconds == inf:
+            return num_uncomputed
+        size = self._model.largest_chunk(self._step, start, num_uncomputed, seconds)
+        joined = self._step.num_tokens - self._decodes.num_tokens
+        return max(size, min(_LEAST_CHUNK - joined, num_uncomputed))
+
+    def _limit(self, rank: int) -> float:
+        """Seconds that the step may take if a prompt of this rank joins."""
+        alone = self._model.predict(self._decodes)
+        limit = inf
+        if self._slack < inf and self._slack >= self._model.predict_p95(self._decodes):
+            limit = self._slack
+        elif self._is_felt or self._slack < inf:
+            limit = alone * self._stretch()
+        if any(self._now - moment < _VIGILANCE for moment in self._last_arrival[rank + 1 :]):
+            limit = min(limit, max(_BRIEF, alone * _STRETCH))
+        return limit
+
+    def _stretch(self) -> float:
+        is_lone = 4 * self._decodes.num_tokens <= self._num_prompts
+        return _STRETCH * (_LONE_STRETCH if is_lone else 1.0)
+
+    def _skip_some(self, decodes: Sequence[Sequence[Request]], spared: Collection[Request]) -> None:
+        """Leave out decodes that have time if that saves those that have none: lower classes
+        first, then whoever has most time; nobody twice in a row."""
+        with_time = [
+            request
+            for requests in decodes[:OWED]
+            for request in requests
+            if request.due - self._now > 2.0 * self._slack and request not in spared
+        ]
+        with_time.sort(key=lambda request: (-request.rank, request.due, request.order))
+        rest = self._decodes
+        skipped = []
+        while with_time and self._model.predict_p95(rest) > self._slack:
+            request = with_time.pop()
+            skipped.append(request)
+            length = len(request.tokens)
+            rest = StepFeatures(
+                rest.num_tokens - 1,
+                rest.num_requests - 1,
+                rest.context_tokens - length,
+                rest.attended - length,
+                rest.num_sampled - 1,
+            )
+        if self._model.predict_p95(rest) <= self._slack:
+            self._decodes = rest
+            self.skipped = frozenset(skipped)

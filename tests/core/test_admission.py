@@ -1,0 +1,145 @@
+"""The door: each limit refuses what exceeds it, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from hotbatch.core.admission import (
+    QUEUE_REQUESTS,
+    QUEUE_TOKENS,
+    QUEUE_WAIT,
+    Door,
+    Load,
+    QueueLimits,
+)
+from hotbatch.core.errors import InvalidRequestError, OverloadedError
+from hotbatch.core.service_class import ServiceClass
+
+FULL = Load()  # no seat and no memory free, nobody waits
+
+
+def refusal(door: Door, load: Load, *args: object, **kwargs: object) -> OverloadedError:
+    with pytest.raises(OverloadedError) as caught:
+        door.enter(load, *args, **kwargs)  # type: ignore[arg-type]
+    return caught.value
+
+
+def test_without_limits_everybody_enters() -> None:
+    door = Door()
+    for _ in range(1000):
+        door.enter(FULL, 1, 1000)
+    assert door.num_entering == 1000
+
+
+def test_the_queue_holds_so_many_requests_and_no_more() -> None:
+    door = Door(QueueLimits(max_requests=8))
+    kept = [door.enter(FULL, 1, 10) for _ in range(8)]
+    error = refusal(door, FULL, 1, 10)
+    assert error.reason == QUEUE_REQUESTS
+    assert "8 requests may wait (--max-queue-requests)" in error.message
+    assert door.refused == {QUEUE_REQUESTS: 1}
+    door.close(kept[0])
+    door.close(kept[0])  # once is enough
+    door.enter(FULL, 1, 10)
+    refusal(door, FULL, 1, 10)
+
+
+def test_all_of_one_client_enter_or_none() -> None:
+    door = Door(QueueLimits(max_requests=8))
+    door.enter(FULL, 5, 10)
+    refusal(door, FULL, 4, 10)
+    door.enter(FULL, 3, 10)
+
+
+def test_what_waits_in_the_engine_counts_like_what_is_entering() -> None:
+    door = Door(QueueLimits(max_requests=8))
+    load = Load(waiting=(2, 3, 1), waiting_tokens=(20, 30, 10))
+    door.enter(load, 2, 20)
+    refusal(door, load, 1, 10)
+
+
+def test_who_can_run_at_once_does_not_wait() -> None:
+    door = Door(QueueLimits(max_requests=0, max_tokens=0))
+    load = Load(free_seats=3, free_tokens=1000)
+    for _ in range(3):
+        door.enter(load, 1, 100)
+    refusal(door, load, 1, 100)
+
+
+def test_seats_without_memory_are_no_room() -> None:
+    door = Door(QueueLimits(max_requests=2))
+    load = Load(free_seats=256, free_tokens=500)
+    for _ in range(7):  # five by memory, and two wait
+        door.enter(load, 1, 100)
+    assert refusal(door, load, 1, 100).reason == QUEUE_REQUESTS
+
+
+def test_prompt_tokens_are_bounded_too() -> None:
+    door = Door(QueueLimits(max_tokens=1000))
+    door.enter(FULL, 1, 900)
+    error = refusal(door, FULL, 1, 200)
+    assert error.reason == QUEUE_TOKENS
+    assert "1000 prompt tokens may wait (--max-queue-tokens)" in error.message
+    door.enter(FULL, 1, 100)
+
+
+def test_a_long_prompt_is_no_queue_when_the_machine_is_free() -> None:
+    door = Door(QueueLimits(max_tokens=100))
+    door.enter(Load(free_seats=4, free_tokens=10_000), 1, 5000)
+
+
+def test_a_predicted_wait_beyond_the_limit_is_refused() -> None:
+    door = Door(QueueLimits(max_wait=2.0))
+    load = Load(waiting=(0, 19, 0), waiting_tokens=(0, 1900, 0), completions_per_second=10.0)
+    door.enter(load, 1, 100)  # the twentieth seat becomes free after 2 s
+    error = refusal(door, load, 1, 100)
+    assert error.reason == QUEUE_WAIT
+    assert "--max-queue-wait allows 2.0 s" in error.message
+    assert error.retry_after == 1.0
+
+
+def test_the_target_of_the_request_counts_if_it_is_tighter() -> None:
+    door = Door(QueueLimits(max_wait=10.0))
+    load = Load(waiting=(0, 30, 0), waiting_tokens=(0, 30_000, 0), prompt_tokens_per_second=1e4)
+    assert "the target for the first token" in refusal(door, load, 1, 10, max_wait=1.0).message
+    door.enter(load, 1, 10, max_wait=60.0)
+    door.enter(load, 1, 10, ServiceClass.INTERACTIVE, max_wait=1.0)
+
+
+def test_an_urgent_request_waits_for_its_equals_only() -> None:
+    door = Door(QueueLimits(max_wait=1.0))
+    load = Load(waiting=(50, 50, 2), seats_of=(0, 0, 4), completions_per_second=1.0)
+    door.enter(load, 1, 10, ServiceClass.INTERACTIVE)
+    refusal(door, load, 1, 10, ServiceClass.STANDARD)
+
+
+def test_a_slow_prompt_with_nobody_before_it_is_not_overload() -> None:
+    door = Door(QueueLimits(max_wait=1.0))
+    load = Load(free_seats=1, free_tokens=10**6, prompt_tokens_per_second=100.0)
+    door.enter(load, 1, 5000)
+    refusal(door, load, 1, 10)  # behind it
+
+
+def test_what_is_not_known_costs_nothing() -> None:
+    door = Door(QueueLimits(max_wait=0.001))
+    door.enter(Load(waiting=(0, 100, 0), waiting_tokens=(0, 10_000, 0)), 1, 100)
+
+
+@pytest.mark.parametrize(
+    ("rate", "seconds"), [(0.0, 1.0), (100.0, 1.0), (2.0, 5.0), (0.001, 120.0)]
+)
+def test_retry_after_is_when_the_queue_has_room(rate: float, seconds: float) -> None:
+    door = Door(QueueLimits(max_requests=1))
+    load = Load(waiting=(0, 10, 0), completions_per_second=rate)
+    error = refusal(door, load, 1, 0)  # ten too many
+    assert error.retry_after == seconds
+    assert f"Retry in {seconds:.0f} s" in error.message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_requests", -1), ("max_tokens", -1), ("time_to_live", 0.0), ("max_wait", float("nan"))],
+)
+def test_limits_out_of_range_are_refused(name: str, value: float) -> None:
+    with pytest.raises(InvalidRequestError, match=name):
+        QueueLimits(**{name: value})  # type: ignore[arg-type]

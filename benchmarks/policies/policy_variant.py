@@ -9,6 +9,7 @@ from typing import Any
 from policy_machine import Machine
 
 from hotbatch.core import Policies
+from hotbatch.core.policies import full_policies
 
 MakePolicies = Callable[[Machine], Policies | None]
 
@@ -46,6 +47,41 @@ def baselines(machine: Machine) -> list[Variant]:
             *first_come]  # fmt: skip
 
 
+_INGREDIENTS = ("deadlines", "classes", "fairness", "forecast", "partial_eviction")
+
+
+def only(*ingredients: str) -> MakePolicies:
+    """First come, first served with some of the full scheduler's ingredients."""
+    return lambda _: Policies(**dict.fromkeys(ingredients, True))  # type: ignore[arg-type]
+
+
+def without(*ingredients: str) -> MakePolicies:
+    """The full scheduler but for some ingredients."""
+    return lambda _: full_policies(**dict.fromkeys(ingredients, False))
+
+
 def variants(machine: Machine) -> list[Variant]:
-    """Everything that is compared, simplest first."""
-    return baselines(machine)
+    """Everything that is compared, simplest first.
+
+    The ladder adds one ingredient after the other to first-come batching; leave-one-out takes
+    each from the full scheduler. All of them have the machine's largest budget, which the
+    deadlines make use of and nothing else does.
+    """
+    ladder = [
+        Variant(
+            "+ " + _INGREDIENTS[count - 1].replace("_", " "),
+            "ladder",
+            policies=only(*_INGREDIENTS[:count]),
+        )
+        for count in range(1, len(_INGREDIENTS))
+    ]
+    left_out = [
+        Variant(f"full - {name.replace('_', ' ')}", "without", policies=without(name))
+        for name in _INGREDIENTS
+    ]
+    return [
+        *baselines(machine),
+        *ladder,
+        Variant("full", "full", policies=without()),
+        *left_out,
+    ]

@@ -10,7 +10,8 @@ import pytest
 from fake_openai_server import FakeServer, running
 from typer.testing import CliRunner, Result
 
-from hotbatch.bench.cli import app, parse_goodput
+from hotbatch.bench.arguments import parse_goodput
+from hotbatch.bench.cli import app
 
 
 @pytest.fixture

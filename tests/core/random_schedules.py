@@ -12,17 +12,20 @@ from hypothesis import strategies as st
 
 from hotbatch.core import (
     FinishReason,
+    LatencyTargets,
     Policies,
     Request,
     SamplingParams,
     Scheduler,
     SchedulerConfig,
+    ServiceClass,
     StepPlan,
     StepResult,
     TokenEvent,
     TokenLogprob,
 )
-from hotbatch.simulator import SimulatedExecutor, TokenModel
+from hotbatch.core.policies import Reclaim, full_policies
+from hotbatch.simulator import RooflineStepTime, SimulatedExecutor, TokenModel
 
 MODEL = TokenModel(vocab_size=40, eos_token_id=EOS, eos_probability=0.08)
 
@@ -46,6 +49,7 @@ class Case:
     habits: Habits
     max_chunk: int
     drafting: bool
+    policies: Policies | None = None  # None: plain ones with `max_chunk`
 
     def make_requests(self) -> list[Request]:
         return [Request(**fields) for fields in self.requests]
@@ -128,6 +132,47 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(config, tuple(requests), habits, draw(st.integers(1, 20)), draw(st.booleans()))
 
 
+def _none_or(values: st.SearchStrategy[float]) -> st.SearchStrategy[float | None]:
+    return st.none() | values
+
+
+@st.composite
+def mixed_cases(draw: st.DrawFn) -> Case:
+    """Classes, tenants, priorities, targets and times to live, with any set of ingredients."""
+    case = draw(cases())
+    seconds = st.sampled_from([0.001, 0.01, 0.1])
+    targets = st.builds(LatencyTargets, _none_or(seconds), _none_or(seconds))
+    config = replace(
+        case.config,
+        batching=draw(st.sampled_from(["continuous"] * 7 + ["static", "request"])),
+        targets=draw(st.dictionaries(st.sampled_from(ServiceClass), targets)),
+        queue_time_to_live=draw(st.sampled_from([None, None, 0.02, 0.2])),
+        ageing=draw(st.sampled_from([None, 0.01, 0.1])),
+        batch_share=draw(st.sampled_from([0.0, 0.05, 0.3])),
+        tenant_weights=draw(st.sampled_from([{}, {"b": 3.0}])),
+    )
+    requests = tuple(
+        fields
+        | {
+            "service_class": draw(st.sampled_from(ServiceClass)),
+            "priority": draw(st.integers(-1, 1)),
+            "tenant": draw(st.sampled_from(["", "a", "b"])),
+            "targets": draw(targets),
+        }
+        for fields in case.requests
+    )
+    everything = ("classes", "deadlines", "fairness", "forecast", "partial_eviction")
+    without = draw(st.sets(st.sampled_from(everything), max_size=2))
+    policies = full_policies(**dict.fromkeys(without, False))
+    if draw(st.sampled_from([False, False, True])):
+        policies = replace(policies, reclaim=keep_long_ones)
+    return replace(case, config=config, requests=requests, policies=policies)
+
+
+def keep_long_ones(victim: Request, num_tokens: int) -> Reclaim:
+    return Reclaim.KEEP if num_tokens > 6 else Reclaim.RECOMPUTE
+
+
 def guess(request: Request, limit: int) -> Sequence[int]:
     """Drafts from the oracle itself, with an error in most of them at a varying place."""
     context = MODEL.context(request.tokens)
@@ -169,7 +214,8 @@ class RandomDay:
         self.random = Random(case.habits.seed)
         self.scheduler = Scheduler(
             case.config,
-            Policies(
+            replace(
+                case.policies or Policies(),
                 chunk_size=lambda request, uncomputed, left: min(uncomputed, left, case.max_chunk),
                 propose_drafts=guess if case.drafting else None,
             ),
@@ -179,6 +225,7 @@ class RandomDay:
             block_size=case.config.block_size,
             max_model_len=case.config.max_model_len,
             model=MODEL,
+            step_time=RooflineStepTime(),
         )
         self.requests = case.make_requests()
         self.to_come = list(reversed(self.requests))
@@ -195,6 +242,7 @@ class RandomDay:
     def _turn(self) -> None:
         self._arrivals()
         self._something_may_happen()
+        self._deliver(self.scheduler.expire(self.executor.clock.now()))
         plan = None
         if not self.in_flight or self._chance(self.case.habits.lookahead):
             plan = self.scheduler.plan(self.executor.clock.now())
@@ -239,7 +287,7 @@ class RandomDay:
 
     def _with_errors(self, result: StepResult) -> StepResult:
         requests = tuple(
-            replace(outcome, token_ids=(), logprobs=(), error="scripted")
+            outcome._replace(token_ids=(), logprobs=(), error="scripted")
             if self._chance(self.case.habits.fail_request)
             else outcome
             for outcome in result.requests
@@ -291,6 +339,8 @@ class RandomDay:
         limit = self.config.context_len - request.num_prompt
         expected, reason = MODEL.continuation(request, limit)
         assert heard.end is not None, f"{request!r} never ended"
+        if heard.end.error_reason == "queue_ttl":
+            assert self.config.queue_time_to_live is not None and not heard.token_ids
         was_cut = heard.end.error is not None or heard.end.finish_reason is FinishReason.ABORT
         if was_cut or len(heard.token_ids) < len(expected):
             assert heard.token_ids == expected[: len(heard.token_ids)]

@@ -228,8 +228,7 @@ def test_prompt_logprobs_gathered_before_an_eviction_are_not_told_twice() -> Non
         plan = must_plan(scheduler)
         result = result_of(plan)
         outcomes = tuple(
-            replace(
-                outcome,
+            outcome._replace(
                 prompt_logprobs=tuple(
                     TokenLogprob(token, -1.0, 1) for token in planned.next_tokens
                 ),

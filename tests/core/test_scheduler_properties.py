@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from random_schedules import Case, cases, run_case
+from random_schedules import Case, cases, mixed_cases, run_case
 
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
 
@@ -19,4 +19,10 @@ def test_random_schedules_end_like_solo_runs(case: Case) -> None:
 @settings(max_examples=2000, **QUIET)  # type: ignore[arg-type]
 @given(case=cases())
 def test_many_random_schedules_end_like_solo_runs(case: Case) -> None:
+    run_case(case)
+
+
+@settings(max_examples=1000, **QUIET)  # type: ignore[arg-type]
+@given(case=mixed_cases())
+def test_random_classes_tenants_pauses_and_evictions_end_like_solo_runs(case: Case) -> None:
     run_case(case)

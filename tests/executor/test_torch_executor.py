@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -80,7 +79,7 @@ def test_sampled_tokens_differ_by_seed_position_not_by_neighbours(executor: Torc
     alone = generate(executor, 5, temperature=1.0)
     assert len(set(alone)) > 1
     request = ask(PROMPT, temperature=1.0)
-    other = replace(ask((1, 2, 3), blocks=(0,)), request_id="other")
+    other = ask((1, 2, 3), blocks=(0,))._replace(request_id="other")
     assert run(executor, other, request)[1].token_ids == (alone[0],)
 
 
@@ -102,8 +101,7 @@ def test_logprobs_are_those_of_the_raw_logits(executor: TorchExecutor) -> None:
 def test_prompt_logprobs_do_not_depend_on_chunks(executor: TorchExecutor) -> None:
     def scored(start: int, end: int) -> PlannedRequest:
         request = ask(PROMPT[start:end], start)
-        return replace(
-            request,
+        return request._replace(
             sample=request.sample if end == len(PROMPT) else None,
             prompt_logprobs=2,
             next_tokens=PROMPT[start + 1 : end + 1],

@@ -4,12 +4,16 @@ Both are frozen and self-contained: an executor needs nothing but the plan (and 
 owns) to run the step, and a simulated one needs no model at all. There is no prefill and no
 decode: a `PlannedRequest` says which known tokens to compute, and whether to sample after
 the last one.
+
+What is made for every request in every step is a named tuple: just as frozen as a dataclass,
+and made in a third of the time.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hotbatch.core.sampling_params import SamplingParams
 
@@ -21,8 +25,7 @@ class FinishReason(enum.Enum):
     ERROR = "error"  # the step failed; TokenEvent.error says how
 
 
-@dataclass(frozen=True, slots=True)
-class SampleSpec:
+class SampleSpec(NamedTuple):
     """How to sample the token at `position` (0-based within prompt plus output).
 
     Randomness is counter-based: a function of (`seed`, `position`) alone, so the token
@@ -40,8 +43,7 @@ class SampleSpec:
     banned: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRequest:
+class PlannedRequest(NamedTuple):
     """One request's share of a step.
 
     `tokens` are computed at positions `start .. start+len(tokens)-1`; the last `num_drafts`
@@ -102,8 +104,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestResult:
+class RequestResult(NamedTuple):
     """What the step yielded for one planned request, in the plan's order.
 
     `token_ids` is empty when nothing was sampled; with drafts it holds the accepted drafts
@@ -125,8 +126,7 @@ class StepResult:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """What a client hears of one request after a step: new tokens, or its end, or both.
 
     `num_cached` is the count of prompt tokens found in the prefix cache (known from the

@@ -28,7 +28,7 @@ class Preemptor:
         self._roster = roster
         self._kv = kv
         self._policies = policies
-        self.sheltered: Request | None = None  # nobody takes its blocks
+        self.sheltered: Request | None = None  # its blocks are the last that are taken
         self.preempted: list[Preemption] = []  # since the last plan
         self.paused: list[str] = []  # since the last plan
         self.highest_victim = _NOBODY  # rank of those that lost blocks in this plan
@@ -84,15 +84,23 @@ class Preemptor:
         candidates = [
             request
             for request in self._roster.holders
-            if request is needy or (request.rank <= needy.rank and self._can_give(request))
+            if request is needy
+            or (
+                request.rank <= needy.rank
+                and request is not self.sheltered
+                and self._can_give(request)
+            )
         ]
-        if len(candidates) == 1:
-            return needy
-        return self._policies.choose_victim(candidates)
+        if len(candidates) > 1:
+            return self._policies.choose_victim(candidates)
+        sheltered = self.sheltered
+        if sheltered is not None and sheltered.rank < needy.rank and self._can_give(sheltered):
+            return sheltered
+        return needy
 
     def _can_give(self, request: Request) -> bool:
         # Blocks that a step in flight writes to must stay where they are.
-        if request.in_flight or request is self.sheltered:
+        if request.in_flight:
             return False
         if not self._policies.partial_eviction:
             return bool(request.block_table)
@@ -117,7 +125,9 @@ class Preemptor:
         givers = [
             request
             for request in self._roster.holders
-            if request.rank < needy.rank and self._can_give(request)
+            if request.rank < needy.rank
+            and request is not self.sheltered
+            and self._can_give(request)
         ]
         if sum(self._kv.num_exclusive(request, count) for request in givers) < count:
             return False

@@ -237,6 +237,7 @@ class Scheduler:
         if self.cost_model is not None and step.features is not None:
             self.cost_model.observe(step.features, result.seconds)
         events: list[TokenEvent] = []
+        counters = self._counters
         charges: dict[tuple[int, str], int] = {}
         ended = False
         for planned, request, outcome in zip(
@@ -248,16 +249,19 @@ class Scheduler:
                 self._drain(request)
                 continue
             event = self._book(request, planned, outcome, now)
-            if event is not None:
-                events.append(event)
-                ended = ended or event.finish_reason is not None
+            if event is None:
+                continue
+            events.append(event)
+            if event.finish_reason is not None:
+                ended = True
+            if counters is not None:
                 account = request.account
                 charges[account] = charges.get(account, 0) + len(event.token_ids)
         if ended:
             self._roster.drop_finished()
-        if self._counters is not None:
+        if counters is not None:
             for (rank, tenant), num_output in charges.items():
-                self._counters[rank].charge(tenant, num_output=num_output)
+                counters[rank].charge(tenant, num_output=num_output)
         return events
 
     def fail(self, plan: StepPlan, message: str) -> list[TokenEvent]:
@@ -663,7 +667,8 @@ class Scheduler:
         if outcome.error is not None:
             self._finish(request, FinishReason.ERROR)
             return self._event(request, error=outcome.error)
-        request.prompt_logprobs.extend(outcome.prompt_logprobs)
+        if outcome.prompt_logprobs:
+            request.prompt_logprobs.extend(outcome.prompt_logprobs)
         if planned.sample is None:
             request.num_committed = planned.context_len
             self._kv.index(request)
@@ -677,17 +682,18 @@ class Scheduler:
         assert 1 <= len(outcome.token_ids) <= planned.num_drafts + 1, (
             f"{request!r} got {len(outcome.token_ids)} tokens for {planned.num_drafts} drafts"
         )
-        num_known = len(request.tokens)
+        num_known = num_after = len(request.tokens)
         is_first = num_known == request.num_prompt
         reason = None
         for token_id in outcome.token_ids:
             reason = request.append(token_id)
+            num_after += 1
             if reason is not None:
                 break
-        num_new = len(request.tokens) - num_known
+        num_new = num_after - num_known
         # An accepted draft is computed; a refused one is not, nor is the last token sampled.
-        request.num_computed = request.num_committed = num_known + num_new - 1
-        if request.num_committed // self._kv.block_size > request.num_indexed:
+        request.num_computed = request.num_committed = num_after - 1
+        if (num_after - 1) // self._kv.block_size > request.num_indexed:
             self._kv.index(request)
         self._num_generated_tokens += num_new
         if is_first:
@@ -700,7 +706,7 @@ class Scheduler:
             self._finish(request, reason)
         return TokenEvent(
             request.request_id,
-            tuple(request.tokens[num_known:]),
+            outcome.token_ids[:num_new],
             outcome.logprobs[:num_new],
             tuple(request.prompt_logprobs) if is_first else (),
             reason,
@@ -708,7 +714,7 @@ class Scheduler:
             None,
             None,
             request.num_prompt,
-            request.num_output,
+            num_after - request.num_prompt,
             request.num_cached or 0,
         )
 

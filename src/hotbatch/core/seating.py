@@ -153,20 +153,17 @@ class Seating:
             self._held.append(self._outlook(request))
 
     def _place(self, request: Request, step: Step) -> bool:
-        group = request.group
-        owner = group.prompt_owner() if group is not None else None
         # When nobody runs, nobody needs room to grow.
         keep_free = self._watermark if self._roster.running else 0
-        placement = self._kv.place(request, owner, keep_free)
-        if placement is None:
-            if not self._policies.classes:
-                return False
+        placement = self._kv.place(request, _prompt_owner(request), keep_free)
+        if placement is None and self._policies.classes:
+            owner = _prompt_owner(request)
             shortage = self._kv.shortage(request, owner, len(request.tokens), keep_free)
-            if not self._preemptor.reclaim(request, shortage):
-                return False
-            placement = self._kv.place(request, owner, keep_free)
-            if placement is None:
-                return False
+            if self._preemptor.reclaim(request, shortage):
+                # The owner may have been a victim.
+                placement = self._kv.place(request, _prompt_owner(request), keep_free)
+        if placement is None:
+            return False
         if placement.copy is not None:
             step.copies.append(placement.copy)
         return True
@@ -204,3 +201,7 @@ class Seating:
         size = self._kv.block_size
         held = max(request.capacity, -(-len(request.tokens) // size) * size)
         return held, max(0, request.expected_output - num_output)
+
+
+def _prompt_owner(request: Request) -> Request | None:
+    return request.group.prompt_owner() if request.group is not None else None

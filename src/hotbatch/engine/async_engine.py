@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from types import TracebackType
 
 from hotbatch.core.errors import InvalidRequestError
@@ -178,8 +177,7 @@ def merge_events(events: list[TokenEvent]) -> TokenEvent:
     """One event that says all that these (of one request, in order, at least one) said."""
     if len(events) == 1:
         return events[0]
-    return replace(
-        events[-1],
+    return events[-1]._replace(
         token_ids=tuple(token for event in events for token in event.token_ids),
         logprobs=tuple(logprob for event in events for logprob in event.logprobs),
         prompt_logprobs=tuple(entry for event in events for entry in event.prompt_logprobs),

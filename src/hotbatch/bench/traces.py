@@ -166,7 +166,8 @@ def with_lengths(
 @dataclass(frozen=True, slots=True)
 class _Shape:
     """`median` and `spread` (sigma of the logarithm) of lengths; requests come in bursts of
-    `burst` on average, `gap` seconds apart inside, with `pause` seconds between bursts."""
+    `burst` on average (0: always one), `gap` seconds apart inside, with `pause` seconds between
+    bursts."""
 
     input_median: float
     input_spread: float
@@ -180,7 +181,7 @@ class _Shape:
 # Means as in the Azure traces of 2023: code 2,048 in and 28 out, conversation 1,155 and 211.
 _SHAPES = {
     "code": _Shape(1350.0, 0.95, 16.0, 0.95, 24.0, 0.06, 8.0),
-    "conversation": _Shape(900.0, 0.75, 150.0, 0.85, 1.0, 0.0, 0.18),
+    "conversation": _Shape(900.0, 0.75, 150.0, 0.85, 0.0, 0.0, 0.18),
 }
 
 
@@ -195,7 +196,7 @@ def generated(
     left = 1
     while len(rows) < count:
         if left == 0:
-            left = max(1, round(rng.expovariate(1.0 / figures.burst)))
+            left = max(1, round(rng.expovariate(1.0 / figures.burst))) if figures.burst else 1
             now += rng.expovariate(1.0 / figures.pause)
         rows.append(
             TraceRow(

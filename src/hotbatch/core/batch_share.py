@@ -1,17 +1,21 @@
 """What the batch class is owed: a small share of all tokens, however busy the others are.
 
 A counter in tokens: it rises by the share of what is computed while batch work waits, and
-falls by what the batch class gets. Once it covers the next piece of one batch request, that
+falls by what the batch class gets. Once it covers the next piece of a batch request, that
 request competes above all classes for one step, and so gets a seat, blocks and tokens like
-anybody else. It is the same request until it ends, and its blocks are safe from others:
-otherwise each piece might be lost again before the next one.
+anybody else. It is the same request until it ends, and its blocks are the last that others
+take: otherwise each piece might be lost again before the next one. As a request that decodes
+can use one token a step, there are several of them where one cannot use what is owed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hotbatch.core.request import Request
 
 _LARGEST_PIECE = 32  # tokens of a prompt
+_MOST_CHOSEN = 8
 
 
 class BatchShare:
@@ -24,17 +28,28 @@ class BatchShare:
     def __init__(self, share: float) -> None:
         self._share = share
         self._owed = 0.0  # tokens
-        self.chosen: Request | None = None
+        self.chosen: dict[Request, None] = {}  # a set in order
 
     @property
-    def num_owed(self) -> int:
-        """Tokens that the class is owed now."""
-        return int(self._owed)
+    def is_owed(self) -> bool:
+        return self._owed >= 1.0
 
-    def is_due(self, request: Request) -> bool:
-        """Is the class owed enough for the next piece of this request?"""
-        left = len(request.tokens) - request.num_computed
-        return self._owed >= max(1, min(left, _LARGEST_PIECE))
+    @property
+    def may_choose(self) -> bool:
+        """Is there more owed than those that are chosen can use?"""
+        if not self.chosen:
+            return self.is_owed
+        return len(self.chosen) < _MOST_CHOSEN and self._owed >= _LARGEST_PIECE * 1.5
+
+    def due(self) -> Iterator[tuple[Request, int]]:
+        """The chosen requests for whose next piece enough is owed, each with its tokens."""
+        owed = int(self._owed)
+        for request in self.chosen:
+            left = len(request.tokens) - request.num_computed
+            size = max(1, min(left, _LARGEST_PIECE))
+            if size <= owed and not request.in_flight:
+                owed -= size
+                yield request, size
 
     def note(self, num_tokens: int, num_batch: int, has_work: bool) -> None:
         """A step was planned: of its tokens, `num_batch` are the batch class's."""

@@ -13,8 +13,9 @@ Cost: logarithmic in the tenants and, as sorted lists are, a move of pointers in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
+from math import inf
 
 from hotbatch.core.fairness import VirtualTokenCounters
 from hotbatch.core.request import Request, RequestState
@@ -24,10 +25,18 @@ _LATE_TURNS = 16
 
 
 class ClassQueue:
-    """One class's queue. Without counters, everybody is one tenant."""
+    """One class's queue.
 
-    def __init__(self, counters: VirtualTokenCounters | None) -> None:
+    Args:
+        counters: of the class's tenants; without them, everybody is one tenant.
+        seconds_for: how long a prompt of so many tokens will take.
+    """
+
+    def __init__(
+        self, counters: VirtualTokenCounters | None, seconds_for: Callable[[int], float]
+    ) -> None:
         self._counters = counters
+        self._seconds_for = seconds_for
         self._returning = WaitingQueue()
         self._newcomers: dict[str, WaitingQueue] = {}  # by tenant; none is empty
         self._late = WaitingQueue()
@@ -146,7 +155,7 @@ class ClassQueue:
         """Move newcomers at the head whose moment has passed out of the way."""
         while self._num_newcomers:
             head = self._newcomers[self._next_tenant()][0]
-            if head.due >= now:
+            if head.due == inf or now + self._seconds_for(head.num_prompt) <= head.due:
                 return
             self._remove_newcomer(head)
             head.is_late = True

@@ -12,6 +12,8 @@ oldest of the top class, which so ends for sure.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from hotbatch.core.kv_cache import KvCache
 from hotbatch.core.plan import Preemption
 from hotbatch.core.policies import Policies, Reclaim
@@ -22,13 +24,19 @@ _NOBODY = -1
 
 
 class Preemptor:
-    """Carries preemptions out, and notes them for the plan."""
+    """Carries preemptions out, and notes them for the plan.
 
-    def __init__(self, roster: Roster, kv: KvCache, policies: Policies) -> None:
+    Args:
+        sheltered: requests whose blocks are the last that are taken.
+    """
+
+    def __init__(
+        self, roster: Roster, kv: KvCache, policies: Policies, sheltered: Collection[Request]
+    ) -> None:
         self._roster = roster
         self._kv = kv
         self._policies = policies
-        self.sheltered: Request | None = None  # its blocks are the last that are taken
+        self._sheltered = sheltered
         self.preempted: list[Preemption] = []  # since the last plan
         self.paused: list[str] = []  # since the last plan
         self.highest_victim = _NOBODY  # rank of those that lost blocks in this plan
@@ -87,15 +95,15 @@ class Preemptor:
             if request is needy
             or (
                 request.rank <= needy.rank
-                and request is not self.sheltered
+                and request not in self._sheltered
                 and self._can_give(request)
             )
         ]
         if len(candidates) > 1:
             return self._policies.choose_victim(candidates)
-        sheltered = self.sheltered
-        if sheltered is not None and sheltered.rank < needy.rank and self._can_give(sheltered):
-            return sheltered
+        for sheltered in self._sheltered:
+            if sheltered.rank < needy.rank and self._can_give(sheltered):
+                return sheltered
         return needy
 
     def _can_give(self, request: Request) -> bool:
@@ -126,7 +134,7 @@ class Preemptor:
             request
             for request in self._roster.holders
             if request.rank < needy.rank
-            and request is not self.sheltered
+            and request not in self._sheltered
             and self._can_give(request)
         ]
         if sum(self._kv.num_exclusive(request, count) for request in givers) < count:

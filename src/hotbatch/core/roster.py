@@ -11,7 +11,7 @@ that is owed its share.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hotbatch.core.class_queue import ClassQueue
 from hotbatch.core.fairness import VirtualTokenCounters
@@ -27,14 +27,23 @@ def seniority(request: Request) -> tuple[int, int]:
 
 
 class Roster:
-    """The live requests of a scheduler, by id, by seat and by queue."""
+    """The live requests of a scheduler, by id, by seat and by queue.
 
-    def __init__(self, counters: Sequence[VirtualTokenCounters] | None) -> None:
+    Args:
+        counters: of the tenants of each class, if they are to be served fairly.
+        seconds_for: how long a prompt of so many tokens will take.
+    """
+
+    def __init__(
+        self,
+        counters: Sequence[VirtualTokenCounters] | None,
+        seconds_for: Callable[[int], float],
+    ) -> None:
         self.by_id: dict[str, Request] = {}
         self.running: list[Request] = []
         self.paused: dict[Request, None] = {}  # a set in order; they stand in a queue as well
         self.queues = [
-            ClassQueue(None if counters is None or rank >= OWED else counters[rank])
+            ClassQueue(None if counters is None or rank >= OWED else counters[rank], seconds_for)
             for rank in reversed(RANKS)
         ]
 

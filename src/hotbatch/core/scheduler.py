@@ -65,6 +65,8 @@ from hotbatch.core.step_time import StepClock
 from hotbatch.core.waiting_queue import WaitingQueue
 
 _MAX_PROMPTS = 4  # that are computed at a time, apart from those that end in the step
+_LEAD = 1024.0  # weighted tokens by which tenants are told apart when prompts are ordered
+_SHARING = 1.5  # times the time alone that a prompt takes in steps with others
 _AGEING_INTERVAL = 0.5  # seconds between two looks at who has waited too long
 _SINGLE_CLASS = int(ServiceClass.STANDARD)  # everybody's, where classes are switched off
 _BANKED = 2.0  # times a request's target: how far ahead of it being early may put it
@@ -96,12 +98,12 @@ class Scheduler:
             weights = config.tenant_weights
             self._counters = [VirtualTokenCounters(weights) for _ in ServiceClass]
         self._kv = KvCache(config)
-        self._roster = Roster(self._counters)
-        self._preemptor = Preemptor(self._roster, self._kv, policies)
+        self._roster = Roster(self._counters, self._seconds_for)
+        self._share = BatchShare(config.batch_share)
+        self._preemptor = Preemptor(self._roster, self._kv, policies, self._share.chosen)
         self._seating = Seating(
             config, policies, self._roster, self._kv, self._preemptor, self._counters
         )
-        self._share = BatchShare(config.batch_share)
         self._gathering = WaitingQueue()  # of a static batch that is not formed yet
         self._closed_batch: set[Request] = set()  # live members of a static batch
         self._draining: set[Request] = set()  # ended, but a step in flight uses their blocks
@@ -205,11 +207,11 @@ class Scheduler:
         self._preemptor.make_room(is_idle=not self._steps)
         if self._is_closed_mode:
             self._seat_closed_batch(now)
-        self._fill(step, now)
+        self._fill(step, owed, now)
         if not step.planned and not self._steps:
             self._move_somebody(step, now)
-        if owed is not None:
-            self._settle(owed)
+        for request in owed:
+            self._settle(request)
         if not step.planned:
             return None
         return self._close_plan(step)
@@ -311,8 +313,7 @@ class Scheduler:
         assert num_placed + len(self._gathering) == len(self._roster), "a request is lost"
         live = set(self._roster.by_id.values())
         assert self._closed_batch <= live, "a finished request keeps a batch open"
-        chosen = self._share.chosen
-        assert chosen is None or chosen in live, "a finished request takes the batch's share"
+        assert self._share.chosen.keys() <= live, "a finished request takes the batch's share"
         for request in live:
             assert request.rank < OWED, f"{request!r} is owed something for ever"
         for request in self._draining:
@@ -365,27 +366,33 @@ class Scheduler:
         request.queue_key = (self._next_order,)
         upper.push(request)
 
-    def _call_owed(self, now: float) -> Request | None:
-        """The request of the batch class that competes above all in this step, if one does."""
-        if not self._policies.classes or self._share.num_owed < 1:
-            return None
-        chosen = self._share.chosen
-        if chosen is None:
+    def _call_owed(self, now: float) -> dict[Request, int]:
+        """The requests of the batch class that compete above all in this step, if any do, each
+        with the tokens that it may have for that."""
+        share = self._share
+        if not self._policies.classes or not share.is_owed:
+            return {}
+        if share.may_choose:
             chosen = self._choose_owed(now)
-        if chosen is None or not self._share.is_due(chosen) or chosen.in_flight:
-            return None
-        self._share.chosen = self._preemptor.sheltered = chosen
-        self._roster.set_rank(chosen, OWED)
-        return chosen
+            if chosen is not None:
+                share.chosen[chosen] = None
+        owed = dict(share.due())
+        for request in owed:
+            self._roster.set_rank(request, OWED)
+        return owed
 
     def _choose_owed(self, now: float) -> Request | None:
         """The oldest of the class that runs, else the first in its queue."""
+        chosen = self._share.chosen
         oldest = None
         for request in reversed(self._roster.running):
             if request.rank != ServiceClass.BATCH:
                 break
-            oldest = request
-        return oldest or self._roster.queues[ServiceClass.BATCH].first(now)
+            if request not in chosen:
+                oldest = request
+        if oldest is None:
+            oldest = self._roster.queues[ServiceClass.BATCH].first(now)
+        return None if oldest in chosen else oldest
 
     def _settle(self, request: Request) -> None:
         """Give a request the rank that it has when it is owed nothing."""
@@ -395,7 +402,7 @@ class Scheduler:
 
     # Filling a step
 
-    def _fill(self, step: Step, now: float) -> None:
+    def _fill(self, step: Step, owed: dict[Request, int], now: float) -> None:
         decodes: list[list[Request]] = [[] for _ in RANKS]
         prompts: list[list[Request]] = [[] for _ in RANKS]
         for request in self._roster.running:
@@ -412,7 +419,8 @@ class Scheduler:
             num_lower -= len(decodes[rank])
             if not (decodes[rank] or prompts[rank] or len(self._roster.queues[rank])):
                 continue
-            self._fill_rank(step, rank, decodes[rank], prompts[rank], num_lower, clock, now)
+            most = sum(owed.values()) if rank == OWED else step.budget
+            self._fill_rank(step, rank, decodes[rank], prompts[rank], num_lower, most, clock, now)
             if rank in (OWED, ServiceClass.BATCH):
                 num_batch += step.num_tokens - counted
             counted = step.num_tokens
@@ -443,6 +451,7 @@ class Scheduler:
         decodes: list[Request],
         prompts: list[Request],
         num_lower: int,
+        most: int,
         clock: StepClock | None,
         now: float,
     ) -> None:
@@ -450,6 +459,7 @@ class Scheduler:
 
         Args:
             num_lower: decodes of lower classes, which are left some budget by prompts.
+            most: tokens that prompts of this class may have at most.
         """
         for request in self._seating.resume(rank, now):
             num_uncomputed = len(request.tokens) - request.num_computed
@@ -459,9 +469,7 @@ class Scheduler:
         if decodes:
             self._enter_decodes(step, decodes, clock)
         # Half of what is left, at least, is for these prompts.
-        room = step.budget - min(num_lower, step.budget // 2)
-        if rank == OWED:
-            room = min(room, max(1, self._share.num_owed))
+        room = min(most, step.budget - min(num_lower, step.budget // 2))
         if self._policies.deadlines:
             self._enter_prompts_by_deadline(step, rank, prompts, room, clock, now)
         else:
@@ -537,7 +545,7 @@ class Scheduler:
         part for those that come new."""
         prompts = [
             request
-            for request in by_deadline(prompts, now, self._seconds_for)
+            for request in by_deadline(prompts, now, self._seconds_for, self._service_had)
             if request.state is RequestState.RUNNING
         ]
         newcomer = self._seating.first(rank, now) if room > 0 else None
@@ -586,14 +594,24 @@ class Scheduler:
             newcomer = self._seating.first(rank, now) if room > 0 else None
         return admitted
 
+    def _service_had(self, request: Request) -> float:
+        """What the tenant was served, coarsely: small leads do not overrule deadlines."""
+        if self._counters is None:
+            return 0.0
+        rank, tenant = request.account
+        return self._counters[rank].counter(tenant) // _LEAD
+
     def _seconds_for(self, num_tokens: int) -> float:
-        """Predicted seconds for a prompt's tokens, when computed alone and in full steps."""
+        """Predicted seconds until a prompt of so many tokens is computed, once it has its turn.
+
+        Alone it would take less, but it shares its steps.
+        """
         model = self.cost_model
         if model is None or not model.is_trained:
             return 0.0
         size = min(num_tokens, self.config.max_num_batched_tokens)
-        alone = StepFeatures().plus_chunk(0, size, 1)
-        return model.predict(alone) * num_tokens / max(1, size)
+        alone = model.predict(StepFeatures().plus_chunk(0, size, 1))
+        return _SHARING * alone * num_tokens / max(1, size)
 
     def _move_somebody(self, step: Step, now: float) -> None:
         """Nothing was planned and nothing is in flight: let one go on, whatever it takes.
@@ -773,8 +791,7 @@ class Scheduler:
         del self._roster.by_id[request.request_id]
         self._groups.leave(request)
         self._closed_batch.discard(request)
-        if self._share.chosen is request:
-            self._share.chosen = self._preemptor.sheltered = None
+        self._share.chosen.pop(request, None)
         self._draining.add(request)
         self._drain(request)
 

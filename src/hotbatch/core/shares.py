@@ -8,6 +8,7 @@ behind short ones. What somebody does not need goes to the first in order again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from hotbatch.core.request import Request
 
@@ -37,20 +38,28 @@ def share_out(num_tokens: int, wanted: Sequence[int]) -> list[int]:
 
 
 def by_deadline(
-    prompts: Sequence[Request], now: float, seconds_for: Callable[[int], float]
+    prompts: Sequence[Request],
+    now: float,
+    seconds_for: Callable[[int], float],
+    service_had: Callable[[Request], float],
 ) -> list[Request]:
     """The order in which prompts are computed.
 
-    Those that can still keep their deadline come first, the nearest deadline before others;
-    then the rest. Among equals, and where nothing was promised, it is the least remaining work.
+    Those that can still keep their deadline come first: of the tenants that were served least,
+    the nearest deadline before others. Then come the rest. Among equals, and where nothing was
+    promised, it is the least remaining work.
 
     Args:
         seconds_for: predicted time for a number of prompt tokens.
+        service_had: how much the request's tenant was served, coarsely.
     """
+    if len(prompts) < 2:
+        return list(prompts)
 
-    def urgency(request: Request) -> tuple[bool, float, int, int]:
+    def urgency(request: Request) -> tuple[bool, float, float, int, int]:
         remaining = len(request.tokens) - request.num_computed
-        is_lost = now + seconds_for(remaining) > request.due
-        return (is_lost, 0.0 if is_lost else request.due, remaining, request.order)
+        is_lost = request.due < inf and now + seconds_for(remaining) > request.due
+        due = 0.0 if is_lost else request.due
+        return (is_lost, service_had(request), due, remaining, request.order)
 
     return sorted(prompts, key=urgency)

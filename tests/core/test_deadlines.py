@@ -10,6 +10,7 @@ from core_factories import (
     LinearCost,
     full_scheduler,
     make_request,
+    make_scheduler,
     must_plan,
     result_of,
     run_step,
@@ -261,8 +262,7 @@ def test_a_plan_says_how_long_it_will_take_and_the_model_hears_how_long_it_took(
 def test_features_are_those_of_the_plan_drafts_included() -> None:
     model = LinearCost()
     policies = full_policies(propose_drafts=lambda request, limit: (5,) * min(limit, 2))
-    scheduler = full_scheduler(cost_model=model)
-    scheduler._policies = policies
+    scheduler = make_scheduler(policies=policies, cost_model=model)
     for name in ("a", "b"):
         scheduler.add(make_request(name, 6, max_tokens=9))
     for _ in range(3):

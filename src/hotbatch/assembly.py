@@ -16,8 +16,10 @@ from hotbatch.core.errors import InvalidRequestError, OptionError
 from hotbatch.core.policies import Policies, full_policies
 from hotbatch.core.scheduler import Scheduler
 from hotbatch.core.service_class import LatencyTargets, ServiceClass
+from hotbatch.engine.clock import MonotonicClock
 from hotbatch.engine.engine import Engine
 from hotbatch.engine.protocol import Executor, ExecutorInfo
+from hotbatch.engine.warm_up import warm_up
 from hotbatch.executor.kv_sizing import (
     default_kv_bytes,
     free_memory_bytes,
@@ -91,6 +93,14 @@ def assemble(options: EngineOptions, report: Report | None = None) -> Assembly:
     template = _chat_template(options, model, tokenizer)
     executor = _executor(options, model, report)
     scheduler = Scheduler(_scheduler_config(options, executor.info), _policies(options))
+    if scheduler.cost_model is not None:
+        warm_up(
+            executor,
+            scheduler.cost_model,
+            MonotonicClock(),
+            max_tokens=scheduler.config.max_num_batched_tokens,
+            max_requests=scheduler.config.max_num_seqs,
+        )
     return Assembly(
         options=options,
         name=model.name,

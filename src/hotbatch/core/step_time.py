@@ -4,7 +4,9 @@ A running request with a target for its tokens has slack until its next one is d
 without is promised nothing in seconds, but a prompt that joins should not be felt: its next
 token may come at most `_STRETCH` times as late as it would without prompts in the step. The
 same holds for one that is past its target anyway: holding the prompts back would not bring
-the lost time back, and give every prompt the same fate.
+the lost time back, and give every prompt the same fate. It also holds, slack or no slack, while
+all prompts are long ones, which need several steps whatever is done: short ones are sooner done
+with, and a step that takes them whole wastes least.
 
 The batch class waits as long as it has to, so a step of batch work alone is bounded by the
 token budget only; unless somebody of a higher class was here lately. Then it is kept short
@@ -93,21 +95,22 @@ class StepClock:
         """A part of a prompt has joined."""
         self._step = self._step.plus_chunk(start, size)
 
-    def tokens_for(self, rank: int, start: int, num_uncomputed: int) -> int:
+    def tokens_for(self, rank: int, start: int, num_uncomputed: int, *, gently: bool) -> int:
         """How many tokens of prompts of this rank may still join.
 
         Args:
             start: position of the first of them in its request.
             num_uncomputed: how many there are.
+            gently: they should not be felt, even where there is slack.
         """
-        seconds = self._limit(rank)
+        seconds = self._limit(rank, gently)
         if seconds == inf:
             return num_uncomputed
         size = self._model.largest_chunk(self._step, start, num_uncomputed, seconds)
         joined = self._step.num_tokens - self._decodes.num_tokens
         return max(size, min(_LEAST_CHUNK - joined, num_uncomputed))
 
-    def _limit(self, rank: int) -> float:
+    def _limit(self, rank: int, gently: bool) -> float:
         """Seconds that the step may take if a prompt of this rank joins."""
         alone = self._model.predict(self._decodes)
         limit = inf
@@ -115,6 +118,8 @@ class StepClock:
             limit = self._slack
         elif self._is_felt or self._slack < inf:
             limit = alone * self._stretch()
+        if gently and self._is_felt:
+            limit = min(limit, alone * self._stretch())
         if any(self._now - moment < _VIGILANCE for moment in self._last_arrival[rank + 1 :]):
             limit = min(limit, max(_BRIEF, alone * _STRETCH))
         return limit

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.errors import InvalidRequestError, OptionError
+from hotbatch.core.policies import Policies, full_policies
 from hotbatch.core.scheduler import Scheduler
+from hotbatch.core.service_class import LatencyTargets, ServiceClass
 from hotbatch.engine.engine import Engine
 from hotbatch.engine.protocol import Executor, ExecutorInfo
 from hotbatch.executor.kv_sizing import (
@@ -59,6 +61,16 @@ class Assembly:
     generation_defaults: Mapping[str, float]
 
     @property
+    def queue_ttl(self) -> float | None:
+        """Seconds after which a request that still waits is ended."""
+        return self.options.queue_ttl
+
+    @property
+    def promised(self) -> Mapping[ServiceClass, LatencyTargets]:
+        """Targets that the operator set, by class; the defaults are no promise."""
+        return self.options.promised()
+
+    @property
     def info(self) -> ExecutorInfo:
         return self.engine.info
 
@@ -78,7 +90,7 @@ def assemble(options: EngineOptions, report: Report | None = None) -> Assembly:
     tokenizer = _tokenizer(model)
     template = _chat_template(options, model, tokenizer)
     executor = _executor(options, model, report)
-    scheduler = Scheduler(_scheduler_config(options, executor.info))
+    scheduler = Scheduler(_scheduler_config(options, executor.info), _policies(options))
     return Assembly(
         options=options,
         name=model.name,
@@ -138,6 +150,7 @@ class _Shape:
     """What the executor gets where the options leave it open."""
 
     precision: str
+    why_precision: str  # empty where it was asked for
     kv_dtype: str
     num_blocks: int
     max_model_len: int
@@ -146,15 +159,14 @@ class _Shape:
 def _executor(options: EngineOptions, model: LoadedModel, report: Report | None) -> Executor:
     if options.device == "cuda":
         _require_gpu()
-    precision = options.precision
-    if precision == "auto":
-        precision = "int8" if options.device == "cpu" else "bf16"
+    precision, why_precision = _precision(options, model)
     kv_dtype = options.kv_cache_dtype
     if kv_dtype == "auto":
         kv_dtype = "f32" if precision == "f32" else "bf16"
     max_model_len = _max_model_len(options, model.config)
     shape = _Shape(
         precision=precision,
+        why_precision=why_precision,
         kv_dtype=kv_dtype,
         num_blocks=_num_blocks(options, model.config, kv_dtype, max_model_len),
         max_model_len=max_model_len,
@@ -175,6 +187,23 @@ def _executor(options: EngineOptions, model: LoadedModel, report: Report | None)
         ) from error
 
 
+def _precision(options: EngineOptions, model: LoadedModel) -> tuple[str, str]:
+    """The weights' precision, and why where it was left to us."""
+    if options.precision != "auto":
+        return options.precision, ""
+    if options.device == "cuda":
+        return "bf16", ""
+    from hotbatch.executor.cpu_executor import usable_cpus
+    from hotbatch.executor.precision import choose_precision
+
+    layer = model.weights.layers[0]
+    choice = choose_precision(
+        (layer.qkv, layer.attention_out, layer.gate_up, layer.down),
+        options.threads or usable_cpus(),
+    )
+    return choice.precision, choice.reason
+
+
 def _cpu_executor(
     options: EngineOptions, model: LoadedModel, shape: _Shape, report: Report | None
 ) -> Executor:
@@ -193,6 +222,7 @@ def _cpu_executor(
         model,
         num_blocks=shape.num_blocks,
         precision=shape.precision,
+        why_precision=shape.why_precision,
         threads=options.threads,
         block_size=options.block_size,
         max_model_len=shape.max_model_len,
@@ -306,4 +336,14 @@ def _scheduler_config(options: EngineOptions, info: ExecutorInfo) -> SchedulerCo
         static_timeout=_STATIC_BATCH_TIMEOUT if timeout is None else timeout,
         enable_prefix_caching=options.enable_prefix_caching,
         vocab_size=info.vocab_size,
+        targets=options.targets(),
+        queue_time_to_live=options.queue_ttl,
+        tenant_weights=options.tenant_weights or {},
     )
+
+
+def _policies(options: EngineOptions) -> Policies:
+    """Closed batches are there to compare with: nobody displaces anybody in them."""
+    if options.scheduling == "full" and options.batching == "continuous":
+        return full_policies()
+    return Policies()

@@ -91,12 +91,12 @@ def test_where_only_batch_work_decodes_prompts_take_the_whole_budget() -> None:
 
 
 def test_batch_steps_are_brief_while_somebody_of_a_higher_class_may_come() -> None:
-    scheduler = decoding(8, service_class=BATCH)
+    scheduler = decoding(2, service_class=BATCH)
     scheduler.add(make_request("chat", 1, max_tokens=1, arrival=1.0))
     run_step(scheduler, now=1.0)
-    scheduler.add(make_request("bulk", 800, max_tokens=1, service_class=BATCH, arrival=1.0))
-    assert sizes(run_step(scheduler, now=2.0)[0])["bulk"] == 41  # 50 ms in all
-    assert sizes(run_step(scheduler, now=40.0)[0])["bulk"] == 392
+    scheduler.add(make_request("bulk", 900, max_tokens=1, service_class=BATCH, arrival=1.0))
+    assert sizes(run_step(scheduler, now=2.0)[0])["bulk"] == 17  # 20 ms in all
+    assert sizes(run_step(scheduler, now=40.0)[0])["bulk"] == 398
 
 
 def test_where_many_wait_for_each_one_that_decodes_they_get_more() -> None:

@@ -24,7 +24,7 @@ from hotbatch.core.service_class import ServiceClass
 _STRETCH = 2.25  # of a step without prompts: its decodes wait no longer, 19 times of 20
 _LONE_STRETCH = 2.0  # times that, where four prompts wait for each one that decodes
 _LEAST_CHUNK = 16  # tokens of prompts in a step, however little slack there is
-_BRIEF = 0.05  # seconds that a step may always take while somebody of a higher class may come
+_BRIEF = 0.02  # seconds that a step may always take while somebody of a higher class may come
 _SHARING = 1.5  # times the time alone that a prompt takes in steps with others
 _VIGILANCE = 30.0  # seconds for which an arrival is a sign that more will come
 

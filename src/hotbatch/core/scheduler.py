@@ -112,6 +112,7 @@ class Scheduler:
             cost_model,
             self._counters,
             seconds_for,
+            config.max_num_batched_tokens,
         )
         self._gathering = WaitingQueue()  # of a static batch that is not formed yet
         self._closed_batch: set[Request] = set()  # live members of a static batch

@@ -43,7 +43,9 @@ class StepFiller:
         model: CostModel | None,
         counters: list[VirtualTokenCounters] | None,
         seconds_for: Callable[[int], float],
+        max_tokens: int,
     ) -> None:
+        self._max_tokens = max_tokens
         self._policies = policies
         self._roster = roster
         self._kv = kv
@@ -93,6 +95,10 @@ class StepFiller:
         )
         self._skipped = clock.skipped
         return clock
+
+    def _is_long(self, request: Request) -> bool:
+        """No one step computes its prompt, whoever else is in it."""
+        return len(request.tokens) > self._max_tokens
 
     def _has_batch_work(self) -> bool:
         running = self._roster.running
@@ -211,7 +217,8 @@ class StepFiller:
         if clock is not None:
             start = max((request.num_computed for request in prompts), default=0)
             most = room if newcomer is not None else min(room, sum(wanted))
-            room = min(room, clock.tokens_for(rank, start, most)) if most > 0 else 0
+            gently = all(map(self._is_long, prompts if newcomer is None else [*prompts, newcomer]))
+            room = min(room, clock.tokens_for(rank, start, most, gently=gently)) if most > 0 else 0
         if room <= 0:
             return
         for_newcomers = 0

@@ -26,6 +26,7 @@ from hotbatch.core.service_class import ServiceClass
 _STRETCH = 2.25  # of a step without prompts: its decodes wait no longer, 19 times of 20
 _LONE_STRETCH = 2.0  # times that, where four prompts wait for each one that decodes
 _LEAST_CHUNK = 16  # tokens of prompts in a step, however little slack there is
+_LEAST_GENTLE_CHUNK = 4  # the same where prompts should not be felt
 _BRIEF = 0.02  # seconds that a step may always take while somebody of a higher class may come
 _SHARING = 1.5  # times the time alone that a prompt takes in steps with others
 _VIGILANCE = 30.0  # seconds for which an arrival is a sign that more will come
@@ -108,7 +109,8 @@ class StepClock:
             return num_uncomputed
         size = self._model.largest_chunk(self._step, start, num_uncomputed, seconds)
         joined = self._step.num_tokens - self._decodes.num_tokens
-        return max(size, min(_LEAST_CHUNK - joined, num_uncomputed))
+        least = _LEAST_GENTLE_CHUNK if gently else _LEAST_CHUNK
+        return max(size, min(least - joined, num_uncomputed))
 
     def _limit(self, rank: int, gently: bool) -> float:
         """Seconds that the step may take if a prompt of this rank joins."""
@@ -119,10 +121,16 @@ class StepClock:
         elif self._is_felt or self._slack < inf:
             limit = alone * self._stretch()
         if gently and self._is_felt:
-            limit = min(limit, alone * self._stretch())
+            # Usually, not 19 times of 20: this is a courtesy, and the prompt's time counts too.
+            limit = min(limit, alone * self._stretch() * self._doubt())
         if any(self._now - moment < _VIGILANCE for moment in self._last_arrival[rank + 1 :]):
             limit = min(limit, max(_BRIEF, alone * _STRETCH))
         return limit
+
+    def _doubt(self) -> float:
+        """How far the time that 19 of 20 steps with a part of a prompt keep is from the usual."""
+        step = self._decodes.plus_chunk(0, _LEAST_CHUNK)
+        return self._model.predict_p95(step) / self._model.predict(step)
 
     def _stretch(self) -> float:
         is_lone = 4 * self._decodes.num_tokens <= self._num_prompts

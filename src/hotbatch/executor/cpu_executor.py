@@ -94,6 +94,7 @@ class CpuExecutor:
             config.num_layers,
             num_blocks,
         )
+        self._program.prefault_cache()
         recorder = ProgramRecorder(self._program, precision, config.num_heads, progress)
         self._program.finish(forward(recorder, model.weights, config).buffer)
         self._kept = recorder.kept

@@ -166,6 +166,8 @@ likewise the log-probability and the top log-probabilities.)")
              nb::gil_scoped_release release;
              self.copy_blocks(pairs.data(), static_cast<int>(pairs.shape(0)));
            })
+      .def("prefault_cache", &Program::prefault_cache)
+      .def_prop_ro("cache_is_present", &Program::cache_is_present)
       .def("run",
            [](Program& self, Vector<int32_t> token_ids, Vector<int32_t> positions,
               Vector<int32_t> slots, Vector<int32_t> seq_starts, Vector<int32_t> context_lens,

@@ -93,6 +93,13 @@ void Program::set_cache(const KvLayout& layout, int layers, int blocks) {
   cache_bytes_ = static_cast<int64_t>(bytes) * layers;
 }
 
+void Program::prefault_cache() {
+  const size_t bytes = kv_block_bytes(layout_) * static_cast<size_t>(cache_blocks_);
+  std::vector<Prefault::Range> ranges;
+  for (uint8_t* layer : cache_) ranges.push_back({layer, bytes});
+  prefault_.start(std::move(ranges));
+}
+
 int Program::new_buffer(int cols, bool selected) {
   for (size_t i = 0; i < buffers_.size(); ++i) {
     Buffer& buffer = buffers_[i];

@@ -18,6 +18,7 @@
 #include "attention/plan.h"
 #include "csrc/kernel_table.h"
 #include "csrc/memory.h"
+#include "csrc/prefault.h"
 #include "csrc/thread_pool.h"
 
 namespace hotbatch {
@@ -67,6 +68,9 @@ class Program {
   // `sampling` has one row a logit row; its logits, vocabulary and scratch are filled in here.
   void run(const Batch& batch, const SampleArgs* sampling, float* logits_out);
   void copy_blocks(const int32_t* pairs, int count);
+  // Makes the cache's memory present in idle time; see prefault.h.
+  void prefault_cache();
+  bool cache_is_present() const { return prefault_.is_finished(); }
 
   int vocabulary() const;
   int threads() const { return pool_.size(); }
@@ -143,6 +147,7 @@ class Program {
   int q_heads_ = 0;
   std::vector<WindowWork> windows_;
   std::vector<float> partials_;
+  Prefault prefault_;  // behind the memory it touches, so that it ends first
   std::vector<int32_t> context_blocks_;
   std::vector<uint8_t> block_seen_;
   uint8_t* attention_scratch_ = nullptr;

@@ -328,7 +328,11 @@ SCENARIOS: dict[str, tuple[Scenario, list[str]]] = {
     "urgent": (urgent, ["--max-num-seqs", "32"]),
     "long": (long, []),
     "tenants": (tenants, ["--max-num-seqs", "8"]),
-    "overload": (overload, []),
+    # What an owner who wants this would say: seats up to the knee, and nobody waits long in vain.
+    "overload": (
+        overload,
+        ["--max-num-seqs", "32", "--max-queue-wait", "1", "--max-queue-requests", "64"],
+    ),
 }
 
 

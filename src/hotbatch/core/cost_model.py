@@ -11,7 +11,8 @@ fitted by recursive least squares with forgetting. Errors are weighed relative t
 a chunk that takes a second must not drown a decode that takes ten milliseconds. Slopes and
 prices are held at zero or above, so that a longer chunk is never predicted to be quicker.
 
-On top comes what was measured: for decode-only steps of up to 64 tokens, the mean ratio
+On top comes what was measured: for steps of up to 64 tokens that are all sampled from, as
+decodes and drafts are, the mean ratio
 between measured and fitted time at exactly that many tokens. That holds the teeth of the real
 curve (kernels work in tiles), where most steps happen.
 
@@ -62,8 +63,8 @@ class StepFeatures(NamedTuple):
 
     @property
     def is_decode_only(self) -> bool:
-        """One row a request; a prompt of one token costs as much as a decode."""
-        return self.num_tokens == self.num_requests
+        """Every row is sampled from: decodes and drafts, whose time the same tiles settle."""
+        return self.num_tokens == self.num_sampled
 
     def plus_decode(self, context_len: int) -> StepFeatures:
         """With one more row, the last of `context_len` tokens; it is sampled."""
@@ -147,13 +148,13 @@ class CostModel:
             return 0.0
         num_tokens = features.num_tokens
         seconds = self._prices.of(features)
-        if num_tokens <= _TABLE and num_tokens == features.num_requests:
+        if num_tokens <= _TABLE and num_tokens == features.num_sampled:
             seconds *= self._table[num_tokens]
         return seconds if seconds > _LEAST else _LEAST
 
     def predict_p95(self, features: StepFeatures) -> float:
         """Seconds that 19 of 20 such steps keep, going by the recent ones."""
-        return self.predict(features) * self._tails[features.num_tokens != features.num_requests]
+        return self.predict(features) * self._tails[features.num_tokens != features.num_sampled]
 
     def largest_chunk(
         self, base: StepFeatures, start: int, num_uncomputed: int, seconds: float

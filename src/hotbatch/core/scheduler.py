@@ -26,6 +26,9 @@ batch class is owed a small share of all tokens (`batch_share`), and age lifts a
 As somebody always is spared by the choice of victims and is known to fit when alone, it always
 ends, and so does everybody after it.
 
+What is left of the budget may go to guesses of the next tokens of those that decode
+(`speculation`), in blocks that nobody wants.
+
 Cost: planning is linear in the running requests, with nothing in it that grows with their
 length; waiting requests cost nothing until there is room for them.
 """
@@ -34,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from math import inf
+from math import ceil, inf
 
 from hotbatch.core.batch_share import BatchShare
 from hotbatch.core.config import SchedulerConfig
@@ -59,6 +62,7 @@ from hotbatch.core.roster import OWED, RANKS, Roster
 from hotbatch.core.seating import Seating
 from hotbatch.core.service_class import ServiceClass
 from hotbatch.core.shares import by_deadline, share_out
+from hotbatch.core.speculation import Drafter, EachAlone
 from hotbatch.core.stats import SchedulerStats
 from hotbatch.core.step import Step
 from hotbatch.core.step_time import StepClock
@@ -79,6 +83,7 @@ class Scheduler:
         config: sizes and modes.
         policies: the choices that may differ; the default is first come, first served.
         cost_model: predicts the time of steps; one is made if the policies need it.
+        drafter: guesses next tokens; without one, `policies.propose_drafts` does, if anything.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class Scheduler:
         config: SchedulerConfig,
         policies: Policies | None = None,
         cost_model: CostModel | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.config = config
         self._policies = policies = policies or Policies()
@@ -93,6 +99,9 @@ class Scheduler:
         if cost_model is None and policies.deadlines:
             cost_model = CostModel()
         self.cost_model = cost_model
+        if drafter is None and policies.propose_drafts is not None:
+            drafter = EachAlone(policies.propose_drafts)
+        self._drafter = drafter
         self._counters: list[VirtualTokenCounters] | None = None
         if policies.fairness:
             weights = config.tenant_weights
@@ -219,6 +228,8 @@ class Scheduler:
             self._settle(request)
         if not step.planned:
             return None
+        if self._drafter is not None:
+            self._speculate(step, now)
         return self._close_plan(step)
 
     def next_wakeup(self, now: float) -> float | None:
@@ -266,6 +277,8 @@ class Scheduler:
                 charges[account] = charges.get(account, 0) + len(event.token_ids)
         if ended:
             self._roster.drop_finished()
+        if self._drafter is not None:
+            self._drafter.settle(plan, result)
         if counters is not None:
             for (rank, tenant), num_output in charges.items():
                 counters[rank].charge(tenant, num_output=num_output)
@@ -274,6 +287,8 @@ class Scheduler:
     def fail(self, plan: StepPlan, message: str) -> list[TokenEvent]:
         """The whole step failed: end its requests with an error."""
         step = self._close_step(plan)
+        if self._drafter is not None:
+            self._drafter.drop(plan)
         events: list[TokenEvent] = []
         for request in step.requests:
             request.in_flight -= 1
@@ -483,8 +498,6 @@ class Scheduler:
     def _enter_decodes(
         self, step: Step, decodes: Sequence[Request], clock: StepClock | None
     ) -> None:
-        # Every running request can have one token; only what is over is spent on drafts.
-        spare = step.budget - len(self._roster.running)
         skipped = clock.skipped if clock is not None else ()
         running = RequestState.RUNNING
         for request in decodes:
@@ -494,24 +507,7 @@ class Scheduler:
                 break
             if skipped and request in skipped:
                 continue
-            start = request.num_computed
-            tokens: tuple[int, ...] = (request.tokens[start],)
-            if spare > 0 and self._policies.propose_drafts is not None:
-                tokens += self._drafts(request, spare)
-                spare -= len(tokens) - 1
-            step.enter(request, tokens, len(tokens) - 1)
-
-    def _drafts(self, request: Request, spare: int) -> tuple[int, ...]:
-        propose = self._policies.propose_drafts
-        if propose is None or request.banned():
-            return ()  # a sample spec bans tokens for one position only
-        limit = min(
-            spare,
-            request.max_output - request.num_output - 1,  # the last token needs no successor
-            # Guesses never take a block that work could have: they live in the table's last one.
-            request.capacity - len(request.tokens),
-        )
-        return tuple(propose(request, limit))[:limit] if limit > 0 else ()
+            step.enter(request, (request.tokens[request.num_computed],))
 
     def _enter_prompts_in_order(
         self, step: Step, rank: int, prompts: Sequence[Request], room: int, now: float
@@ -618,6 +614,36 @@ class Scheduler:
         alone = model.predict(StepFeatures().plus_chunk(0, size, 1))
         return _SHARING * alone * num_tokens / max(1, size)
 
+    def _speculate(self, step: Step, now: float) -> None:
+        """Let guesses have what is left of the step's budget, and blocks that nobody wants."""
+        assert self._drafter is not None
+        spare = self._num_spare_blocks()
+
+        def limit_of(request: Request) -> int:
+            if request.banned():
+                return 0  # a sample spec bans tokens for one position only
+            room = request.capacity + spare * self._kv.block_size - len(request.tokens)
+            # The last token needs no successor.
+            return min(room, request.max_output - request.num_output - 1)
+
+        running = len(self._roster.running)
+        for index, drafts in self._drafter.draft(step, running, limit_of, now):
+            request = step.requests[index]
+            held = len(request.block_table)
+            if not self._kv.grow(request, len(request.tokens) + len(drafts), at_most=spare):
+                drafts = drafts[: request.capacity - len(request.tokens)]
+            spare -= len(request.block_table) - held
+            if drafts:
+                step.add_drafts(index, drafts)
+
+    def _num_spare_blocks(self) -> int:
+        """Blocks that guesses may have for the time of a step: none where blocks lack, and one
+        for each running request, which it could need next, is left alone."""
+        if self._seating.is_blocked or self._preemptor.highest_victim >= 0:
+            return 0
+        kept = len(self._roster.running) + ceil(self.config.watermark * self.config.num_blocks)
+        return max(0, self._kv.pool.num_available - kept)
+
     def _move_somebody(self, step: Step, now: float) -> None:
         """Nothing was planned and nothing is in flight: let one go on, whatever it takes.
 
@@ -673,6 +699,8 @@ class Scheduler:
         )
         self._next_step_id += 1
         self._steps[plan.step_id] = step
+        if self._drafter is not None:
+            self._drafter.planned(plan)
         return plan
 
     # Booking
@@ -718,6 +746,8 @@ class Scheduler:
         request.num_computed = request.num_committed = num_after - 1
         if (num_after - 1) // self._kv.block_size > request.num_indexed:
             self._kv.index(request)
+        if planned.num_drafts:
+            self._kv.shrink(request, num_after)
         self._num_generated_tokens += num_new
         if is_first:
             self._num_prompt_tokens += request.num_prompt
@@ -797,6 +827,8 @@ class Scheduler:
         self._groups.leave(request)
         self._closed_batch.discard(request)
         self._share.chosen.pop(request, None)
+        if self._drafter is not None:
+            self._drafter.end(request)
         self._draining.add(request)
         self._drain(request)
 

@@ -112,6 +112,7 @@ _PRIOR = 1.0  # seconds squared; any sane coefficient is far smaller
 _LEAST = 1e-6  # seconds; no step is quicker
 _WARM_UP = 32  # steps whose times are believed whatever they are
 _MIXED_WARM_UP = 4  # of these, with a part of a prompt
+_FIRST_STEPS = 16  # that a rough price of rows takes, one of them with a part of a prompt
 _CLIP = 2.0  # a step this much slower or quicker than predicted is an outlier ...
 _REGIME = 8  # ... unless so many in a row are, all to the same side
 _TABLE = 64  # tokens of the largest decode-only step with a measured ratio
@@ -141,6 +142,11 @@ class CostModel:
     def is_trained(self) -> bool:
         """Enough steps were seen, of both kinds, for predictions to be worth something."""
         return self._num_observed >= _WARM_UP and self._num_mixed >= _MIXED_WARM_UP
+
+    @property
+    def can_price_rows(self) -> bool:
+        """Enough was seen to tell roughly what a few more rows cost; trying them tells more."""
+        return self._num_observed >= _FIRST_STEPS and self._num_mixed > 0
 
     def predict(self, features: StepFeatures) -> float:
         """Expected seconds; 0 before anything was observed. Any thread may ask."""

@@ -321,6 +321,7 @@ class Scheduler:
             num_paused=num_paused,
             pauses=self._preemptor.num_pauses,
             expired=self._num_expired,
+            guesses=self._drafter.accounts() if self._drafter is not None else {},
         )
 
     def check_integrity(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+NEXT_TOKENS = "token"  # the distance of drafts, by name
+
 _DECILES = 10
 
 
@@ -13,7 +15,7 @@ class CalibrationRow(NamedTuple):
 
     told: float
     true: float
-    count: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ and less often.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from hotbatch.core.cost_model import CostModel
@@ -26,7 +26,7 @@ from hotbatch.core.plan import StepPlan, StepResult
 from hotbatch.core.request import Request
 from hotbatch.core.speculation.acceptance import AcceptanceTable, OwnRecord, cell_of
 from hotbatch.core.speculation.history import AnswerHistory
-from hotbatch.core.speculation.ledger import Ledger
+from hotbatch.core.speculation.ledger import NEXT_TOKENS, Account, Ledger
 from hotbatch.core.speculation.pricing import Market
 from hotbatch.core.speculation.suffix_index import Match, RecentText
 from hotbatch.core.step import Step
@@ -71,15 +71,19 @@ class Drafter(Protocol):
         """A request has ended, for whatever reason."""
         ...
 
+    def accounts(self) -> Mapping[str, Account]:
+        """The books by distance."""
+        ...
+
 
 class _Guess(NamedTuple):
-    """The guessed next tokens of a request; all lists run parallel.
+    """The guessed next tokens of the request at `place` in the step; all lists run parallel.
 
     `rates` are the chances by the table and `chances` those with the request's own record, both
     given that the tokens before are right; `reach` is the chance of all up to there.
     """
 
-    index: int
+    place: int
     request: Request
     tokens: list[int]
     cells: list[int]
@@ -113,7 +117,7 @@ class Speculator:
     """The drafter that is served: guesses by price.
 
     Args:
-        cost_model: predicts steps; while it is not trained nothing is guessed.
+        cost_model: predicts steps; before it can tell prices nothing is guessed.
         depth: guess so many tokens for every request instead, whatever they cost; to compare.
     """
 
@@ -132,7 +136,7 @@ class Speculator:
         self, step: Step, num_running: int, limit_of: Callable[[Request], int], now: float
     ) -> Sequence[Drafts]:
         self._asked = None
-        if step.budget <= 0 or not self._model.is_trained:
+        if step.budget <= 0 or not self._model.can_price_rows:
             return ()
         left = self._index_prompts(step)
         if not step.num_decodes:
@@ -148,7 +152,7 @@ class Speculator:
         spent = market.added_seconds(sum(counts)) if any(counts) else 0.0
         self._asked = _Pending(guesses, spent, market.seconds_a_token)
         return [
-            (guess.index, tuple(guess.tokens[:count]))
+            (guess.place, tuple(guess.tokens[:count]))
             for guess, count in zip(guesses, counts, strict=True)
             if count
         ]
@@ -166,10 +170,10 @@ class Speculator:
             return
         attempted = accepted = 0
         for guess in pending.guesses:
-            outcome = result.requests[guess.index]
+            outcome = result.requests[guess.place]
             if outcome.error is not None or not outcome.token_ids:
                 continue
-            attempted += plan.requests[guess.index].num_drafts
+            attempted += plan.requests[guess.place].num_drafts
             accepted += len(outcome.token_ids) - 1
             self._learn(guess, outcome.token_ids)
         if attempted:
@@ -178,6 +182,9 @@ class Speculator:
 
     def drop(self, plan: StepPlan) -> None:
         self._pending.pop(plan.step_id, None)
+
+    def accounts(self) -> Mapping[str, Account]:
+        return {NEXT_TOKENS: self.ledger.account()}
 
     def end(self, request: Request) -> None:
         track = self._tracks.pop(request, None)
@@ -252,9 +259,7 @@ class Speculator:
             return _OWN, own
         return None if answers is None else (_ANSWERS, answers)
 
-    def _take(
-        self, market: Market, step: Step, guesses: Sequence[_Guess], now: float
-    ) -> list[int]:
+    def _take(self, market: Market, step: Step, guesses: Sequence[_Guess], now: float) -> list[int]:
         """How many tokens of each guess are verified."""
         counts = [0] * len(guesses)
         if self._depth is not None:
@@ -378,3 +383,7 @@ class EachAlone:
 
     def end(self, request: Request) -> None:
         """Nothing is learnt."""
+
+    def accounts(self) -> Mapping[str, Account]:
+        """There are none."""
+        return {}

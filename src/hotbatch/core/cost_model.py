@@ -158,6 +158,15 @@ class CostModel:
             seconds *= self._table[num_tokens]
         return seconds if seconds > _LEAST else _LEAST
 
+    def added_seconds(self, base: StepFeatures, more: StepFeatures) -> float:
+        """What rows that are sampled from add to a step: `more` is `base` with them.
+
+        Both sides by the table or both without: at its edge a ratio must not look like a price.
+        """
+        if base.num_tokens <= _TABLE < more.num_tokens:
+            return max(0.0, self._prices.of(more) - self._prices.of(base))
+        return max(0.0, self.predict(more) - self.predict(base))
+
     def predict_p95(self, features: StepFeatures) -> float:
         """Seconds that 19 of 20 such steps keep, going by the recent ones."""
         return self.predict(features) * self._tails[features.num_tokens != features.num_sampled]

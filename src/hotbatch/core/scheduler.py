@@ -627,8 +627,8 @@ class Scheduler:
             # The last token needs no successor.
             return min(room, request.max_output - request.num_output - 1)
 
-        running = len(self._roster.running)
-        for index, drafts in self._drafter.draft(step, running, limit_of, now):
+        expected = min(len(self._roster), self.config.max_num_seqs)
+        for index, drafts in self._drafter.draft(step, expected, limit_of, now):
             request = step.requests[index]
             held = len(request.block_table)
             if not self._kv.grow(request, len(request.tokens) + len(drafts), at_most=spare):

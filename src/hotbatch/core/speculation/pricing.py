@@ -1,6 +1,8 @@
 """What a draft costs and what it earns: how many of a step's guesses join it.
 
 A second of decoding earns tokens: `n` of them in the time of a step that does nothing else.
+`n` counts whoever has a seat or is about to get one: while prompts are computed few decode and
+a token seems dear, but it will be cheap as soon as all do, and a guess now would only save that.
 Verifying one more row costs the difference between two predicted steps, whatever else is in
 them, and earns a token with the chance that the guess is right. So the number of drafts that is
 best for the step, and for all its requests together, is the one with the most expected tokens
@@ -21,7 +23,11 @@ from collections.abc import Sequence
 from hotbatch.core.cost_model import CostModel, StepFeatures
 from hotbatch.core.step import Step
 
-_LEAST_GAIN = 1.01  # times the tokens per second without drafts; less is not worth the trouble
+# The least gain in tokens per second for which anything is guessed, and what is added to it in
+# large steps: there a row is a small part of the step, and its price of little certainty.
+_LEAST_GAIN = 0.01
+_UNCERTAINTY = 0.02
+_LARGE = 32  # decodes
 _PROBES = (1, 2, 4, 8)  # rows for which the cheapest price is looked for
 _PATIENCE = 16  # rows without any gain after which no more are tried: no tile is larger
 _HOPELESS = 0.97  # no chance is higher for long
@@ -30,22 +36,24 @@ _HOPELESS = 0.97  # no chance is higher for long
 class Market:
     """The prices of one step, filled but for its drafts.
 
+    Args:
+        num_expected: requests that decode or soon will.
+
     Attributes:
         seconds: predicted for the step without drafts.
-        seconds_a_token: what a decoded token costs without drafts.
+        seconds_a_token: what a decoded token costs without drafts, with all of those.
         least_chance: no guess below it can pay.
     """
 
-    def __init__(self, model: CostModel, step: Step) -> None:
+    def __init__(self, model: CostModel, step: Step, num_expected: int = 0) -> None:
         self._model = model
         self._base = step.measure()
         self._context = step.decode_context // step.num_decodes
         self._most = step.budget
-        self.num_decodes = n = step.num_decodes
+        self.num_decodes = n = max(step.num_decodes, num_expected)
         self.seconds = model.predict(self._base)
-        context = step.decode_context
-        alone = model.predict(StepFeatures(n, n, context, context, n))
-        self._alone = min(alone, self.seconds)
+        context = n * self._context
+        self._alone = model.predict(StepFeatures(n, n, context, context, n))
         self.seconds_a_token = self._alone / n
         self.least_chance = self._least_chance()
 
@@ -55,7 +63,7 @@ class Market:
         return self.least_chance > _HOPELESS
 
     def added_seconds(self, num_drafts: int) -> float:
-        return max(0.0, self._model.predict(self._with(num_drafts)) - self.seconds)
+        return self._model.added_seconds(self._base, self._with(num_drafts))
 
     def best_number(self, chances: Sequence[float], latest: float) -> int:
         """How many drafts to verify.
@@ -65,7 +73,8 @@ class Market:
             latest: seconds that the step may take for sure.
         """
         earned = float(self.num_decodes)
-        best, best_rate = 0, _LEAST_GAIN / self.seconds_a_token
+        needed = 1.0 + _LEAST_GAIN + _UNCERTAINTY * min(1.0, self.num_decodes / _LARGE)
+        best, best_rate = 0, needed / self.seconds_a_token
         for number, chance in enumerate(chances[: self._most], start=1):
             earned += chance
             rate = earned / (self._alone + self.added_seconds(number))

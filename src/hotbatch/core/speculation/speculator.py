@@ -45,12 +45,12 @@ class Drafter(Protocol):
     """What the scheduler asks for guesses."""
 
     def draft(
-        self, step: Step, num_running: int, limit_of: Callable[[Request], int], now: float
+        self, step: Step, num_expected: int, limit_of: Callable[[Request], int], now: float
     ) -> Sequence[Drafts]:
         """Guesses for a step that holds everything else already, within `step.budget`.
 
         Args:
-            num_running: requests that have a seat.
+            num_expected: requests that have a seat or are about to get one.
             limit_of: how many guesses a request of the step may have.
         """
         ...
@@ -133,7 +133,7 @@ class Speculator:
         self._asked: _Pending | None = None  # of the step that is being planned
 
     def draft(
-        self, step: Step, num_running: int, limit_of: Callable[[Request], int], now: float
+        self, step: Step, num_expected: int, limit_of: Callable[[Request], int], now: float
     ) -> Sequence[Drafts]:
         self._asked = None
         if step.budget <= 0 or not self._model.can_price_rows:
@@ -141,11 +141,11 @@ class Speculator:
         left = self._index_prompts(step)
         if not step.num_decodes:
             return ()
-        market = Market(self._model, step)
+        market = Market(self._model, step, num_expected)
         if market.is_closed and self._depth is None:
             return ()
         least = market.least_chance if self._depth is None else 0.0
-        guesses = self._guess_all(step, num_running, limit_of, least, left)
+        guesses = self._guess_all(step, num_expected, limit_of, least, left)
         if not guesses:
             return ()
         counts = self._take(market, step, guesses, now)
@@ -198,7 +198,7 @@ class Speculator:
     def _guess_all(
         self,
         step: Step,
-        num_running: int,
+        num_expected: int,
         limit_of: Callable[[Request], int],
         least: float,
         num_to_index: int,
@@ -222,7 +222,7 @@ class Speculator:
             guess = self._guess(index, request, track, limit, least)
             if guess is not None:
                 guesses.append(guess)
-            self._note_interest(track, guess, least, num_running)
+            self._note_interest(track, guess, least, num_expected)
         return guesses
 
     def _guess(
@@ -289,13 +289,13 @@ class Speculator:
         return counts
 
     def _note_interest(
-        self, track: _Track, guess: _Guess | None, least: float, num_running: int
+        self, track: _Track, guess: _Guess | None, least: float, num_expected: int
     ) -> None:
         """Where many run, ask those whose guesses cannot pay after 1, 2, 4, ... more steps."""
         if guess is not None and guess.reach[0] >= least:
             track.pause = 1
             return
-        track.pauses_left = min(track.pause, num_running // 4)
+        track.pauses_left = min(track.pause, num_expected // 4)
         track.pause = min(2 * track.pause, 16)
 
     # Learning
@@ -357,7 +357,7 @@ class EachAlone:
         self._propose = propose
 
     def draft(
-        self, step: Step, num_running: int, limit_of: Callable[[Request], int], now: float
+        self, step: Step, num_expected: int, limit_of: Callable[[Request], int], now: float
     ) -> Sequence[Drafts]:
         left = step.budget
         drafts: list[Drafts] = []

@@ -213,6 +213,27 @@ def test_drafts_keep_the_deadline_that_the_step_would_keep_without_them() -> Non
     assert market.latest_end([late, soon], now=0.0) == soon, "what is late anyway binds nobody"
 
 
+def test_where_many_are_about_to_decode_a_token_is_worth_what_it_will_cost_then() -> None:
+    model = machine(per_token=1e-3)
+    chances = [0.9, 0.8, 0.6]
+    alone = Market(model, step_of(1), num_expected=1)
+    soon_many = Market(model, step_of(1), num_expected=60)
+    assert alone.best_number(chances, 1.0) == 3
+    assert soon_many.seconds_a_token < alone.seconds_a_token / 5
+    assert soon_many.best_number(chances, 1.0) == 0
+
+
+def test_the_edge_of_the_table_is_no_bargain() -> None:
+    """Steps of 64 are slower than the curve says; 65 are not in the table, and not cheaper."""
+    model = machine(per_token=1e-3)
+    full = StepFeatures(64, 64, 1280, 1280, 64)
+    for _ in range(100):
+        model.observe(full, 1.3 * 0.074)
+    more = StepFeatures(65, 64, 1281, 1300, 65)
+    assert model.predict(more) < model.predict(full)
+    assert model.added_seconds(full, more) > 0.0
+
+
 def test_the_budget_bounds_the_drafts() -> None:
     market = Market(machine(per_token=1e-5), step_of(1, budget=4))
     assert market.best_number([0.99] * 8, 1.0) == 3

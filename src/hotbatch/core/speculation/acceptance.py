@@ -19,9 +19,9 @@ _BELIEF = (0.12, 0.25, 0.5, 0.7, 0.85, 0.92)  # of the first token, by level, as
 _TRUST = (0.9, 1.0, 0.75, 0.4)  # times that, by agreement
 _SAMPLED = 0.6  # times that, where tokens are drawn at a temperature
 _DOUBT = 8.0  # guesses that the belief weighs
-_MEMORY = 400.0  # guesses that a cell remembers
+_MEMORY = 200.0  # guesses that a cell remembers
 _LEAST, _MOST = 0.005, 0.99
-_OWN_DOUBT = 4.0  # guesses that a request's own record has to outweigh
+_OWN_DOUBT = 2.0  # guesses that a request's own record has to outweigh
 _OWN_MEMORY = 0.95  # what is left of its record after each guess
 
 

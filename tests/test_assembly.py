@@ -12,9 +12,10 @@ from hotbatch import assembly as assembly_module
 from hotbatch.assembly import Assembly, assemble
 from hotbatch.core.errors import ModelLoadError, OptionError
 from hotbatch.core.sampling_params import SamplingParams
+from hotbatch.core.service_class import LatencyTargets, ServiceClass
 from hotbatch.llm import LLM
 from hotbatch.models.embedded import EMBEDDED_MODEL_NAME
-from hotbatch.options import EngineOptions
+from hotbatch.options import EngineOptions, PerClass
 
 MIB = 2**20
 TINY: dict[str, Any] = {
@@ -175,3 +176,22 @@ def test_the_embedded_model_and_its_progress() -> None:
     loading = [(done, total) for stage, done, total in told if stage.startswith("Loading")]
     assert loading[-1][0] == loading[-1][1] > 0
     parts.close()
+
+
+def test_service_options_reach_the_scheduler() -> None:
+    parts = tiny(
+        ttft_slo=PerClass(interactive=500.0), queue_ttl=30.0, tenant_weights={"alice": 2.0}
+    )
+    config = scheduler_config(parts)
+    assert config.targets[ServiceClass.INTERACTIVE] == LatencyTargets(0.5, 0.1)
+    assert config.queue_time_to_live == parts.queue_ttl == 30.0
+    assert config.tenant_weights == {"alice": 2.0}
+    assert parts.promised[ServiceClass.INTERACTIVE] == LatencyTargets(0.5, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "has_classes"),
+    [({}, True), ({"scheduling": "first-come"}, False), ({"batching": "static"}, False)],
+)
+def test_the_full_scheduler_is_the_default(options: dict[str, Any], has_classes: bool) -> None:
+    assert tiny(**options).engine._scheduler.has_classes is has_classes

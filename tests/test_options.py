@@ -129,8 +129,20 @@ def test_targets_by_class(text: str, value: PerClass) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "0", "-1", "nan", "inf", "fast", "gold=5", "interactive", "standard=", "batch=x"]
-    + ["500,standard=3", "batch=1,batch=2"],
+    [
+        "",
+        "0",
+        "-1",
+        "nan",
+        "inf",
+        "fast",
+        "gold=5",
+        "interactive",
+        "standard=",
+        "batch=x",
+        "500,standard=3",
+        "batch=1,batch=2",
+    ],
 )
 def test_what_is_no_target(text: str) -> None:
     with pytest.raises(ValueError):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.scheduler import Scheduler
 from hotbatch.engine import Engine
+from hotbatch.options import ServerOptions
 from hotbatch.server.run import run_server
 from hotbatch.simulator import ConstantStepTime, SimulatedExecutor, TokenModel
 from hotbatch.text.made_up import made_up_tokenizer
@@ -49,15 +50,11 @@ def main() -> int:
         chat_template=None,
         eos_token_ids=frozenset(),
         generation_defaults={},
+        queue_ttl=None,
+        promised={},
     )
-    settings = SimpleNamespace(
-        host=arguments.host,
-        port=arguments.port,
-        served_model_name=(),
-        api_key=(),
-        shutdown_grace=1.0,
-        max_body_bytes=2**24,
-        log_level="warning",
+    settings = ServerOptions(
+        host=arguments.host, port=arguments.port, shutdown_grace=1.0, log_level="warning"
     )
     return run_server(model, settings)
 

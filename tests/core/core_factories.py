@@ -6,16 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hotbatch.core import (
+    LatencyTargets,
     Policies,
     Request,
     RequestResult,
     SamplingParams,
     Scheduler,
     SchedulerConfig,
+    ServiceClass,
     StepPlan,
     StepResult,
     TokenEvent,
 )
+from hotbatch.core.cost_model import StepFeatures
+from hotbatch.core.policies import full_policies
+from hotbatch.core.service_class import NO_TARGETS
 
 EOS = 2
 
@@ -32,8 +37,40 @@ def make_config(**overrides: Any) -> SchedulerConfig:
     return SchedulerConfig(**(settings | overrides))
 
 
-def make_scheduler(*, policies: Policies | None = None, **overrides: Any) -> Scheduler:
-    return Scheduler(make_config(**overrides), policies)
+def make_scheduler(
+    *, policies: Policies | None = None, cost_model: Any = None, **overrides: Any
+) -> Scheduler:
+    return Scheduler(make_config(**overrides), policies, cost_model)
+
+
+def full_scheduler(*, cost_model: Any = None, without: str = "", **overrides: Any) -> Scheduler:
+    """Every ingredient but those named, in a scheduler that owes the batch class nothing."""
+    switched_off = dict.fromkeys(without.split(), False)
+    settings = {"batch_share": 0.0} | overrides
+    return make_scheduler(policies=full_policies(**switched_off), cost_model=cost_model, **settings)
+
+
+class LinearCost:
+    """A trained cost model for exact tests: a millisecond a step, and one a token."""
+
+    is_trained = True
+
+    def __init__(self) -> None:
+        self.observed: list[tuple[StepFeatures, float]] = []
+
+    def observe(self, features: StepFeatures, seconds: float) -> None:
+        self.observed.append((features, seconds))
+
+    def predict(self, features: StepFeatures) -> float:
+        return 0.001 * (1 + features.num_tokens)
+
+    predict_p95 = predict
+
+    def largest_chunk(
+        self, base: StepFeatures, start: int, num_uncomputed: int, seconds: float
+    ) -> int:
+        fits = int(seconds / 0.001 + 1e-9) - 1 - base.num_tokens
+        return max(0, min(num_uncomputed, fits))
 
 
 def make_request(
@@ -44,6 +81,10 @@ def make_request(
     arrival: float = 0.0,
     group_id: str | None = None,
     cache_salt: str | None = None,
+    tenant: str = "",
+    priority: int = 0,
+    service_class: ServiceClass = ServiceClass.STANDARD,
+    targets: LatencyTargets = NO_TARGETS,
     **params: Any,
 ) -> Request:
     """A request; an int for `prompt` makes a prompt of that length that nobody else shares."""
@@ -60,6 +101,10 @@ def make_request(
         eos_token_ids=frozenset({EOS}),
         group_id=group_id,
         cache_salt=cache_salt,
+        tenant=tenant,
+        priority=priority,
+        service_class=service_class,
+        targets=targets,
     )
 
 

@@ -22,7 +22,14 @@ def test_many_random_schedules_end_like_solo_runs(case: Case) -> None:
     run_case(case)
 
 
-@settings(max_examples=1000, **QUIET)  # type: ignore[arg-type]
+@settings(max_examples=400, **QUIET)  # type: ignore[arg-type]
 @given(case=mixed_cases())
 def test_random_classes_tenants_pauses_and_evictions_end_like_solo_runs(case: Case) -> None:
+    run_case(case)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000, **QUIET)  # type: ignore[arg-type]
+@given(case=mixed_cases())
+def test_many_random_schedules_with_every_ingredient_end_like_solo_runs(case: Case) -> None:
     run_case(case)

@@ -57,6 +57,18 @@ def test_cancel_while_running_ends_with_one_abort_and_frees_the_blocks():
     assert rig.engine.stats().blocks_used == 0
 
 
+def test_one_that_waited_too_long_hears_so_and_the_others_go_on():
+    rig = Rig(scheduler=make_scheduler(max_num_seqs=1, queue_time_to_live=2.5 * STEP_SECONDS))
+    rig.engine.submit(make_request("a", tokens=5))
+    rig.engine.submit(make_request("b", tokens=5))
+    assert rig.run_until_idle() == 5
+    assert rig.heard.ends("a") == [FinishReason.LENGTH]
+    assert rig.heard.ends("b") == [FinishReason.ERROR]
+    (last,) = [event for events in rig.heard.deliveries for event in events if event.error]
+    assert last.error_reason == "queue_ttl"
+    assert rig.engine.num_outstanding == 0
+
+
 def test_cancel_right_after_submit_never_computes():
     rig = Rig()
     rig.engine.submit(make_request("a"))

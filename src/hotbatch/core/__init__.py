@@ -25,7 +25,7 @@ from hotbatch.core.plan import (
     TokenEvent,
     TokenLogprob,
 )
-from hotbatch.core.policies import Policies
+from hotbatch.core.policies import Policies, full_policies
 from hotbatch.core.request import Request, RequestState
 from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.core.scheduler import Scheduler
@@ -59,4 +59,5 @@ __all__ = [
     "TokenEvent",
     "TokenLogprob",
     "class_of",
+    "full_policies",
 ]

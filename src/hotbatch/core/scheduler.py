@@ -27,7 +27,7 @@ As somebody always is spared by the choice of victims and is known to fit when a
 ends, and so does everybody after it.
 
 What is left of the budget may go to guesses of the next tokens of those that decode
-(`speculation`), in blocks that nobody wants.
+(`speculation`), in blocks that nobody wants (`drafting`).
 
 Cost: planning is linear in the running requests, with nothing in it that grows with their
 length; waiting requests cost nothing until there is room for them.
@@ -35,13 +35,13 @@ length; waiting requests cost nothing until there is room for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from heapq import heappop, heappush
-from math import ceil, inf
+from math import inf
 
 from hotbatch.core.batch_share import BatchShare
 from hotbatch.core.config import SchedulerConfig
-from hotbatch.core.cost_model import CostModel, StepFeatures
+from hotbatch.core.cost_model import CostModel
+from hotbatch.core.drafting import DraftFiller
 from hotbatch.core.errors import InvalidRequestError
 from hotbatch.core.fairness import VirtualTokenCounters
 from hotbatch.core.group import GroupRegistry
@@ -58,21 +58,17 @@ from hotbatch.core.policies import Policies, batch_start, seats_to_fill
 from hotbatch.core.preemption import Preemptor
 from hotbatch.core.request import Request, RequestEvent, RequestState
 from hotbatch.core.request_check import check_request, max_output
-from hotbatch.core.roster import OWED, RANKS, Roster
+from hotbatch.core.roster import OWED, Roster
 from hotbatch.core.seating import Seating
 from hotbatch.core.service_class import ServiceClass
-from hotbatch.core.shares import by_deadline, share_out
 from hotbatch.core.speculation import Drafter, EachAlone
 from hotbatch.core.stats import SchedulerStats
 from hotbatch.core.step import Step
-from hotbatch.core.step_time import StepClock
+from hotbatch.core.step_filling import StepFiller
+from hotbatch.core.step_time import prompt_seconds
+from hotbatch.core.urgency import Urgency
 from hotbatch.core.waiting_queue import WaitingQueue
 
-_MAX_PROMPTS = 4  # that are computed at a time, apart from those that end in the step
-_LEAD = 1024.0  # weighted tokens by which tenants are told apart when prompts are ordered
-_SHARING = 1.5  # times the time alone that a prompt takes in steps with others
-_AGEING_INTERVAL = 0.5  # seconds between two looks at who has waited too long
-_SINGLE_CLASS = int(ServiceClass.STANDARD)  # everybody's, where classes are switched off
 _BANKED = 2.0  # times a request's target: how far ahead of it being early may put it
 
 
@@ -99,29 +95,45 @@ class Scheduler:
         if cost_model is None and policies.deadlines:
             cost_model = CostModel()
         self.cost_model = cost_model
-        if drafter is None and policies.propose_drafts is not None:
-            drafter = EachAlone(policies.propose_drafts)
-        self._drafter = drafter
         self._counters: list[VirtualTokenCounters] | None = None
         if policies.fairness:
             weights = config.tenant_weights
             self._counters = [VirtualTokenCounters(weights) for _ in ServiceClass]
         self._kv = KvCache(config)
-        self._roster = Roster(self._counters, self._seconds_for)
+        seconds_for = prompt_seconds(cost_model, config.max_num_batched_tokens)
+        self._roster = Roster(self._counters, seconds_for)
         self._share = BatchShare(config.batch_share)
         self._preemptor = Preemptor(self._roster, self._kv, policies, self._share.chosen)
         self._seating = Seating(
             config, policies, self._roster, self._kv, self._preemptor, self._counters
         )
+        self._urgency = Urgency(config, policies, self._roster, self._share)
+        self._filler = StepFiller(
+            policies,
+            self._roster,
+            self._kv,
+            self._preemptor,
+            self._seating,
+            self._urgency,
+            self._share,
+            cost_model,
+            self._counters,
+            seconds_for,
+        )
+        if drafter is None and policies.propose_drafts is not None:
+            drafter = EachAlone(policies.propose_drafts)
+        self._drafter = drafter
+        self._draft_filler: DraftFiller | None = None
+        if drafter is not None:
+            self._draft_filler = DraftFiller(
+                config, drafter, self._roster, self._kv, self._preemptor, self._seating
+            )
         self._gathering = WaitingQueue()  # of a static batch that is not formed yet
         self._closed_batch: set[Request] = set()  # live members of a static batch
         self._draining: set[Request] = set()  # ended, but a step in flight uses their blocks
         self._groups = GroupRegistry()
         self._steps: dict[int, Step] = {}  # in flight, oldest first
         self._expiries: list[tuple[float, int, Request]] = []  # a heap
-        self._last_arrival = [-inf] * len(RANKS)  # by rank
-        self._skipped: frozenset[Request] = frozenset()  # decodes left out of the last step
-        self._next_ageing = -inf
         self._next_order = 0
         self._next_step_id = 0
         self._num_expired = 0
@@ -156,12 +168,12 @@ class Scheduler:
         request.order = self._next_order
         self._next_order += 1
         request.max_output = max_output(request, self.config)
-        self._classify(request)
+        self._urgency.classify(request)
         request.queue_key = self._policies.waiting_key(request)
         roster.by_id[request.request_id] = request
         self._groups.join(request)
         if request.group is not None:
-            self._inherit(request.group.leader, request.rank)
+            self._urgency.inherit(request.group.leader, request.rank)
         if self._is_closed_mode:
             self._gathering.push(request)
         else:
@@ -216,20 +228,21 @@ class Scheduler:
         step = Step(self.config.max_num_batched_tokens)
         self._preemptor.begin()
         self._seating.begin()
-        self._lift_aged(now)
-        owed = self._call_owed(now)
+        if self._urgency.lift_aged(self._next_order, now):
+            self._next_order += 1
+        owed = self._urgency.call_owed(now)
         self._preemptor.make_room(is_idle=not self._steps)
         if self._is_closed_mode:
             self._seat_closed_batch(now)
-        self._fill(step, owed, now)
+        self._filler.fill(step, owed, now)
         if not step.planned and not self._steps:
-            self._move_somebody(step, now)
+            self._filler.move_somebody(step, now)
         for request in owed:
-            self._settle(request)
+            self._urgency.settle(request)
         if not step.planned:
             return None
-        if self._drafter is not None:
-            self._speculate(step, now)
+        if self._draft_filler is not None:
+            self._draft_filler.fill(step, now)
         return self._close_plan(step)
 
     def next_wakeup(self, now: float) -> float | None:
@@ -342,333 +355,7 @@ class Scheduler:
         if not live:
             assert not len(self._groups), "a group outlived its members"
 
-    # Ranks
-
-    def _classify(self, request: Request) -> None:
-        """Settle what it competes as, what it was promised, and who pays for it."""
-        policies = self._policies
-        rank = int(request.service_class) if policies.classes else _SINGLE_CLASS
-        request.base_rank = request.rank = rank
-        request.account = (rank, request.tenant)
-        self._last_arrival[rank] = max(self._last_arrival[rank], request.arrival)
-        if policies.deadlines:
-            promised = self.config.targets_of(request.service_class, request.targets)
-            request.promised = promised
-            if promised.ttft is not None:
-                request.due = request.arrival + promised.ttft
-
-    def _inherit(self, leader: Request | None, rank: int) -> None:
-        """Whoever computes a prompt that others wait for is as urgent as they are."""
-        if leader is None or leader.rank >= rank or leader.group is None:
-            return
-        if leader.group.is_prompt_pending():
-            self._roster.set_rank(leader, rank)
-
-    def _lift_aged(self, now: float) -> None:
-        """Let the request of the batch class that has waited longest compete one class higher.
-
-        One at a time waits there, behind those that came before it was lifted: a long queue of
-        batch work must not become a long queue of standard work by waiting.
-        """
-        ageing = self.config.ageing
-        if ageing is None or not self._policies.classes or now < self._next_ageing:
-            return
-        self._next_ageing = now + min(_AGEING_INTERVAL, ageing)
-        lower, upper = self._roster.queues[ServiceClass.BATCH : ServiceClass.STANDARD + 1]
-        if upper.has_lifted:
-            return
-        request = lower.oldest_newcomer()
-        if request is None or now - request.arrival < ageing:
-            return
-        lower.remove(request)
-        request.is_lifted = True
-        request.base_rank = request.rank = int(ServiceClass.STANDARD)
-        request.account = (request.rank, request.tenant)
-        request.queue_key = (self._next_order,)
-        upper.push(request)
-
-    def _call_owed(self, now: float) -> dict[Request, int]:
-        """The requests of the batch class that compete above all in this step, if any do, each
-        with the tokens that it may have for that."""
-        share = self._share
-        if not self._policies.classes or not share.is_owed:
-            return {}
-        if share.may_choose:
-            chosen = self._choose_owed(now)
-            if chosen is not None:
-                share.chosen[chosen] = None
-        owed = dict(share.due())
-        for request in owed:
-            self._roster.set_rank(request, OWED)
-        return owed
-
-    def _choose_owed(self, now: float) -> Request | None:
-        """The oldest of the class that runs, else the first in its queue."""
-        chosen = self._share.chosen
-        oldest = None
-        for request in reversed(self._roster.running):
-            if request.rank != ServiceClass.BATCH:
-                break
-            if request not in chosen:
-                oldest = request
-        if oldest is None:
-            oldest = self._roster.queues[ServiceClass.BATCH].first(now)
-        return None if oldest in chosen else oldest
-
-    def _settle(self, request: Request) -> None:
-        """Give a request the rank that it has when it is owed nothing."""
-        group = request.group
-        inherited = group.rank if group is not None and group.holds_others(request) else 0
-        self._roster.set_rank(request, max(request.base_rank, inherited))
-
-    # Filling a step
-
-    def _fill(self, step: Step, owed: dict[Request, int], now: float) -> None:
-        decodes: list[list[Request]] = [[] for _ in RANKS]
-        prompts: list[list[Request]] = [[] for _ in RANKS]
-        for request in self._roster.running:
-            num_uncomputed = len(request.tokens) - request.num_computed
-            if num_uncomputed == 1:
-                decodes[request.rank].append(request)
-            elif num_uncomputed > 1:
-                prompts[request.rank].append(request)
-        clock = self._clock(decodes, prompts, now)
-        counted = 0
-        num_batch = 0
-        num_lower = sum(map(len, decodes))
-        for rank in RANKS:
-            num_lower -= len(decodes[rank])
-            if not (decodes[rank] or prompts[rank] or len(self._roster.queues[rank])):
-                continue
-            most = sum(owed.values()) if rank == OWED else step.budget
-            self._fill_rank(step, rank, decodes[rank], prompts[rank], num_lower, most, clock, now)
-            if rank in (OWED, ServiceClass.BATCH):
-                num_batch += step.num_tokens - counted
-            counted = step.num_tokens
-        if self._policies.classes:
-            self._share.note(step.num_tokens, num_batch, self._has_batch_work())
-
-    def _clock(
-        self, decodes: list[list[Request]], prompts: list[list[Request]], now: float
-    ) -> StepClock | None:
-        model = self.cost_model
-        if model is None or not self._policies.deadlines or not model.is_trained:
-            return None
-        num_prompts = sum(map(len, prompts)) + self._roster.num_queued
-        clock = StepClock(model, decodes, self._skipped, num_prompts, self._last_arrival, now)
-        self._skipped = clock.skipped
-        return clock
-
-    def _has_batch_work(self) -> bool:
-        running = self._roster.running
-        if running and (running[-1].rank == ServiceClass.BATCH or running[0].rank == OWED):
-            return True
-        return len(self._roster.queues[ServiceClass.BATCH]) > 0
-
-    def _fill_rank(
-        self,
-        step: Step,
-        rank: int,
-        decodes: list[Request],
-        prompts: list[Request],
-        num_lower: int,
-        most: int,
-        clock: StepClock | None,
-        now: float,
-    ) -> None:
-        """Enter what one class has to compute.
-
-        Args:
-            num_lower: decodes of lower classes, which are left some budget by prompts.
-            most: tokens that prompts of this class may have at most.
-        """
-        for request in self._seating.resume(rank, now):
-            num_uncomputed = len(request.tokens) - request.num_computed
-            (decodes if num_uncomputed == 1 else prompts).append(request)
-            if clock is not None and num_uncomputed == 1:
-                clock.note_chunk(request.num_computed, 1)
-        if decodes:
-            self._enter_decodes(step, decodes, clock)
-        # Half of what is left, at least, is for these prompts.
-        room = min(most, step.budget - min(num_lower, step.budget // 2))
-        if self._policies.deadlines:
-            self._enter_prompts_by_deadline(step, rank, prompts, room, clock, now)
-        else:
-            self._enter_prompts_in_order(step, rank, prompts, room, now)
-
-    def _enter_decodes(
-        self, step: Step, decodes: Sequence[Request], clock: StepClock | None
-    ) -> None:
-        skipped = clock.skipped if clock is not None else ()
-        running = RequestState.RUNNING
-        for request in decodes:
-            if len(request.tokens) > request.capacity or request.state is not running:
-                continue  # blocks will come back with a step in flight; or it was displaced
-            if step.budget <= 0:
-                break
-            if skipped and request in skipped:
-                continue
-            step.enter(request, (request.tokens[request.num_computed],))
-
-    def _enter_prompts_in_order(
-        self, step: Step, rank: int, prompts: Sequence[Request], room: int, now: float
-    ) -> None:
-        """Prompts in order of arrival, each as large as the policy says; then newcomers."""
-        for request in prompts:
-            if room <= 0:
-                return
-            if request.state is RequestState.RUNNING:
-                room -= self._enter_by_policy(step, request, room, at_least=0)
-        while room > 0:
-            newcomer = self._seating.first(rank, now)
-            if newcomer is None or not self._seating.seat(newcomer, step):
-                return
-            # At least one token, as its copy and its place in the batch are made in this step.
-            room -= self._enter_by_policy(step, newcomer, room, at_least=1)
-
-    def _enter_by_policy(self, step: Step, request: Request, room: int, at_least: int) -> int:
-        num_uncomputed = len(request.tokens) - request.num_computed
-        size = self._policies.chunk_size(request, num_uncomputed, room)
-        size = min(max(size, at_least), num_uncomputed, room)
-        if size > 0:
-            step.enter_chunk(request, size)
-        return max(0, size)
-
-    def _enter_prompts_by_deadline(
-        self,
-        step: Step,
-        rank: int,
-        prompts: list[Request],
-        room: int,
-        clock: StepClock | None,
-        now: float,
-    ) -> None:
-        """Prompts by deadline and remaining work, as large as the step's time allows, with a
-        part for those that come new."""
-        prompts = [
-            request
-            for request in by_deadline(prompts, now, self._seconds_for, self._service_had)
-            if request.state is RequestState.RUNNING
-        ]
-        newcomer = self._seating.first(rank, now) if room > 0 else None
-        if not prompts and newcomer is None:
-            return
-        wanted = [len(request.tokens) - request.num_computed for request in prompts]
-        if clock is not None:
-            start = max((request.num_computed for request in prompts), default=0)
-            most = room if newcomer is not None else min(room, sum(wanted))
-            room = min(room, clock.tokens_for(rank, start, most)) if most > 0 else 0
-        if room <= 0:
-            return
-        for_newcomers = 0
-        if newcomer is not None:
-            for_newcomers = share_out(room, [*wanted, room])[-1]
-        admitted = self._admit(step, rank, newcomer, for_newcomers, len(prompts), now)
-        left = room - sum(size for _, size in admitted)
-        shares = [*zip(prompts, share_out(left, wanted), strict=True), *admitted]
-        for request, size in shares:
-            if size > 0:
-                if clock is not None:
-                    clock.note_chunk(request.num_computed, size)
-                step.enter_chunk(request, size)
-
-    def _admit(
-        self,
-        step: Step,
-        rank: int,
-        newcomer: Request | None,
-        room: int,
-        num_prompts: int,
-        now: float,
-    ) -> list[tuple[Request, int]]:
-        """Seat newcomers for whose prompts there is room; returns each with its tokens."""
-        admitted: list[tuple[Request, int]] = []
-        while newcomer is not None and room > 0:
-            is_long = len(newcomer.tokens) > room
-            if is_long and num_prompts >= _MAX_PROMPTS:
-                break
-            if not self._seating.seat(newcomer, step):
-                break
-            size = min(room, len(newcomer.tokens) - newcomer.num_computed)
-            admitted.append((newcomer, size))
-            room -= size
-            num_prompts += is_long
-            newcomer = self._seating.first(rank, now) if room > 0 else None
-        return admitted
-
-    def _service_had(self, request: Request) -> float:
-        """What the tenant was served, coarsely: small leads do not overrule deadlines."""
-        if self._counters is None:
-            return 0.0
-        rank, tenant = request.account
-        return self._counters[rank].counter(tenant) // _LEAD
-
-    def _seconds_for(self, num_tokens: int) -> float:
-        """Predicted seconds until a prompt of so many tokens is computed, once it has its turn.
-
-        Alone it would take less, but it shares its steps.
-        """
-        model = self.cost_model
-        if model is None or not model.is_trained:
-            return 0.0
-        size = min(num_tokens, self.config.max_num_batched_tokens)
-        alone = model.predict(StepFeatures().plus_chunk(0, size, 1))
-        return _SHARING * alone * num_tokens / max(1, size)
-
-    def _speculate(self, step: Step, now: float) -> None:
-        """Let guesses have what is left of the step's budget, and blocks that nobody wants."""
-        assert self._drafter is not None
-        spare = self._num_spare_blocks()
-
-        def limit_of(request: Request) -> int:
-            if request.banned():
-                return 0  # a sample spec bans tokens for one position only
-            room = request.capacity + spare * self._kv.block_size - len(request.tokens)
-            # The last token needs no successor.
-            return min(room, request.max_output - request.num_output - 1)
-
-        expected = min(len(self._roster), self.config.max_num_seqs)
-        for index, drafts in self._drafter.draft(step, expected, limit_of, now):
-            request = step.requests[index]
-            held = len(request.block_table)
-            if not self._kv.grow(request, len(request.tokens) + len(drafts), at_most=spare):
-                drafts = drafts[: request.capacity - len(request.tokens)]
-            spare -= len(request.block_table) - held
-            if drafts:
-                step.add_drafts(index, drafts)
-
-    def _num_spare_blocks(self) -> int:
-        """Blocks that guesses may have for the time of a step: none where blocks lack, and one
-        for each running request, which it could need next, is left alone."""
-        if self._seating.is_blocked or self._preemptor.highest_victim >= 0:
-            return 0
-        kept = len(self._roster.running) + ceil(self.config.watermark * self.config.num_blocks)
-        return max(0, self._kv.pool.num_available - kept)
-
-    def _move_somebody(self, step: Step, now: float) -> None:
-        """Nothing was planned and nothing is in flight: let one go on, whatever it takes.
-
-        The last resort: whoever is first gets the blocks of all the others if it has to.
-        """
-        for request in self._roster.running:
-            num_uncomputed = len(request.tokens) - request.num_computed
-            if num_uncomputed > 0:
-                self._clear_for(request)
-                self._kv.grow(request, len(request.tokens))
-                step.enter_chunk(request, min(num_uncomputed, step.budget))
-                return
-        for rank in RANKS:
-            first = self._roster.queues[rank].first(now)
-            if first is not None:
-                self._clear_for(first)
-                self._seating.place_first(first, step)
-                num_uncomputed = len(first.tokens) - first.num_computed
-                step.enter_chunk(first, min(num_uncomputed, step.budget))
-                return
-
-    def _clear_for(self, request: Request) -> None:
-        num_blocks = -(-len(request.tokens) // self._kv.block_size)
-        self._preemptor.clear_for(request, num_blocks - len(request.block_table))
+    # Parts of a plan
 
     def _seat_closed_batch(self, now: float) -> None:
         """Form the next static batch once the last one has ended to its last member.
@@ -776,7 +463,7 @@ class Scheduler:
         request.first_token_at = now
         request.due = inf
         if request.rank != request.base_rank:
-            self._settle(request)  # nobody waits for its prompt any more
+            self._urgency.settle(request)  # nobody waits for its prompt any more
 
     def _event(self, request: Request, error: str | None = None) -> TokenEvent:
         return TokenEvent(

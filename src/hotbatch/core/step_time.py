@@ -13,7 +13,7 @@ enough that whoever arrives in the middle of it will not wait long for its end.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 
 from hotbatch.core.cost_model import CostModel, StepFeatures
@@ -23,9 +23,29 @@ from hotbatch.core.service_class import ServiceClass
 
 _STRETCH = 2.25  # of a step without prompts: its decodes wait no longer, 19 times of 20
 _LONE_STRETCH = 2.0  # times that, where four prompts wait for each one that decodes
-_LEAST_CHUNK = 32  # tokens of prompts in a step, however little slack there is
-_BRIEF = 0.05  # seconds that a step may always take while somebody of a higher class may come
+_LEAST_CHUNK = 16  # tokens of prompts in a step, however little slack there is
+_BRIEF = 0.02  # seconds that a step may always take while somebody of a higher class may come
+_SHARING = 1.5  # times the time alone that a prompt takes in steps with others
 _VIGILANCE = 30.0  # seconds for which an arrival is a sign that more will come
+
+
+def prompt_seconds(model: CostModel | None, max_tokens: int) -> Callable[[int], float]:
+    """A function from a prompt's tokens to the predicted seconds until they are computed, from
+    the first step on. Alone they would take less, but a prompt shares its steps.
+
+    Args:
+        model: until it is trained, the answer is 0: nothing is known to be late.
+        max_tokens: of a step.
+    """
+
+    def seconds_for(num_tokens: int) -> float:
+        if model is None or not model.is_trained:
+            return 0.0
+        size = max(1, min(num_tokens, max_tokens))
+        alone = model.predict(StepFeatures().plus_chunk(0, size, 1))
+        return _SHARING * alone * num_tokens / size
+
+    return seconds_for
 
 
 class StepClock:

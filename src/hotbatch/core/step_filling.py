@@ -1,0 +1,264 @@
+"""Filling a step: class by class, decodes before prompts before newcomers, under one budget.
+
+The order is told in `scheduler`; here it is carried out. With deadlines, the size of the
+prompts' parts comes from the time that the step may take and is shared among them; without,
+a policy sizes each in order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hotbatch.core.batch_share import BatchShare
+from hotbatch.core.cost_model import CostModel
+from hotbatch.core.fairness import VirtualTokenCounters
+from hotbatch.core.kv_cache import KvCache
+from hotbatch.core.policies import Policies
+from hotbatch.core.preemption import Preemptor
+from hotbatch.core.request import Request, RequestState
+from hotbatch.core.roster import OWED, RANKS, Roster
+from hotbatch.core.seating import Seating
+from hotbatch.core.service_class import ServiceClass
+from hotbatch.core.shares import by_deadline, share_out
+from hotbatch.core.step import Step
+from hotbatch.core.step_time import StepClock
+from hotbatch.core.urgency import Urgency
+
+_MAX_PROMPTS = 4  # that are computed at a time, apart from those that end in the step
+_LEAD = 1024.0  # weighted tokens by which tenants are told apart when prompts are ordered
+
+
+class StepFiller:
+    """Decides what enters a step, of those that run and those that wait."""
+
+    def __init__(
+        self,
+        policies: Policies,
+        roster: Roster,
+        kv: KvCache,
+        preemptor: Preemptor,
+        seating: Seating,
+        urgency: Urgency,
+        share: BatchShare,
+        model: CostModel | None,
+        counters: list[VirtualTokenCounters] | None,
+        seconds_for: Callable[[int], float],
+    ) -> None:
+        self._policies = policies
+        self._roster = roster
+        self._kv = kv
+        self._preemptor = preemptor
+        self._seating = seating
+        self._urgency = urgency
+        self._share = share
+        self._model = model
+        self._counters = counters
+        self._seconds_for = seconds_for
+        self._skipped: frozenset[Request] = frozenset()  # decodes left out of the last step
+
+    def fill(self, step: Step, owed: dict[Request, int], now: float) -> None:
+        decodes: list[list[Request]] = [[] for _ in RANKS]
+        prompts: list[list[Request]] = [[] for _ in RANKS]
+        for request in self._roster.running:
+            num_uncomputed = len(request.tokens) - request.num_computed
+            if num_uncomputed == 1:
+                decodes[request.rank].append(request)
+            elif num_uncomputed > 1:
+                prompts[request.rank].append(request)
+        clock = self._clock(decodes, prompts, now)
+        counted = 0
+        num_batch = 0
+        num_lower = sum(map(len, decodes))
+        for rank in RANKS:
+            num_lower -= len(decodes[rank])
+            if not (decodes[rank] or prompts[rank] or len(self._roster.queues[rank])):
+                continue
+            most = sum(owed.values()) if rank == OWED else step.budget
+            self._fill_rank(step, rank, decodes[rank], prompts[rank], num_lower, most, clock, now)
+            if rank in (OWED, ServiceClass.BATCH):
+                num_batch += step.num_tokens - counted
+            counted = step.num_tokens
+        if self._policies.classes:
+            self._share.note(step.num_tokens, num_batch, self._has_batch_work())
+
+    def _clock(
+        self, decodes: list[list[Request]], prompts: list[list[Request]], now: float
+    ) -> StepClock | None:
+        model = self._model
+        if model is None or not self._policies.deadlines or not model.is_trained:
+            return None
+        num_prompts = sum(map(len, prompts)) + self._roster.num_queued
+        clock = StepClock(
+            model, decodes, self._skipped, num_prompts, self._urgency.last_arrival, now
+        )
+        self._skipped = clock.skipped
+        return clock
+
+    def _has_batch_work(self) -> bool:
+        running = self._roster.running
+        if running and (running[-1].rank == ServiceClass.BATCH or running[0].rank == OWED):
+            return True
+        return len(self._roster.queues[ServiceClass.BATCH]) > 0
+
+    def _fill_rank(
+        self,
+        step: Step,
+        rank: int,
+        decodes: list[Request],
+        prompts: list[Request],
+        num_lower: int,
+        most: int,
+        clock: StepClock | None,
+        now: float,
+    ) -> None:
+        """Enter what one class has to compute.
+
+        Args:
+            num_lower: decodes of lower classes, which are left some budget by prompts.
+            most: tokens that prompts of this class may have at most.
+        """
+        for request in self._seating.resume(rank, now):
+            num_uncomputed = len(request.tokens) - request.num_computed
+            (decodes if num_uncomputed == 1 else prompts).append(request)
+            if clock is not None and num_uncomputed == 1:
+                clock.note_chunk(request.num_computed, 1)
+        if decodes:
+            self._enter_decodes(step, decodes, clock)
+        # Half of what is left, at least, is for these prompts.
+        room = min(most, step.budget - min(num_lower, step.budget // 2))
+        if self._policies.deadlines:
+            self._enter_prompts_by_deadline(step, rank, prompts, room, clock, now)
+        else:
+            self._enter_prompts_in_order(step, rank, prompts, room, now)
+
+    def _enter_decodes(
+        self, step: Step, decodes: Sequence[Request], clock: StepClock | None
+    ) -> None:
+        skipped = clock.skipped if clock is not None else ()
+        running = RequestState.RUNNING
+        for request in decodes:
+            if len(request.tokens) > request.capacity or request.state is not running:
+                continue  # blocks will come back with a step in flight; or it was displaced
+            if step.budget <= 0:
+                break
+            if skipped and request in skipped:
+                continue
+            step.enter(request, (request.tokens[request.num_computed],))
+
+    def _enter_prompts_in_order(
+        self, step: Step, rank: int, prompts: Sequence[Request], room: int, now: float
+    ) -> None:
+        """Prompts in order of arrival, each as large as the policy says; then newcomers."""
+        for request in prompts:
+            if room <= 0:
+                return
+            if request.state is RequestState.RUNNING:
+                room -= self._enter_by_policy(step, request, room, at_least=0)
+        while room > 0:
+            newcomer = self._seating.first(rank, now)
+            if newcomer is None or not self._seating.seat(newcomer, step):
+                return
+            # At least one token, as its copy and its place in the batch are made in this step.
+            room -= self._enter_by_policy(step, newcomer, room, at_least=1)
+
+    def _enter_by_policy(self, step: Step, request: Request, room: int, at_least: int) -> int:
+        num_uncomputed = len(request.tokens) - request.num_computed
+        size = self._policies.chunk_size(request, num_uncomputed, room)
+        size = min(max(size, at_least), num_uncomputed, room)
+        if size > 0:
+            step.enter_chunk(request, size)
+        return max(0, size)
+
+    def _enter_prompts_by_deadline(
+        self,
+        step: Step,
+        rank: int,
+        prompts: list[Request],
+        room: int,
+        clock: StepClock | None,
+        now: float,
+    ) -> None:
+        """Prompts by deadline and remaining work, as large as the step's time allows, with a
+        part for those that come new."""
+        prompts = [
+            request
+            for request in by_deadline(prompts, now, self._seconds_for, self._service_had)
+            if request.state is RequestState.RUNNING
+        ]
+        newcomer = self._seating.first(rank, now) if room > 0 else None
+        if not prompts and newcomer is None:
+            return
+        wanted = [len(request.tokens) - request.num_computed for request in prompts]
+        if clock is not None:
+            start = max((request.num_computed for request in prompts), default=0)
+            most = room if newcomer is not None else min(room, sum(wanted))
+            room = min(room, clock.tokens_for(rank, start, most)) if most > 0 else 0
+        if room <= 0:
+            return
+        for_newcomers = 0
+        if newcomer is not None:
+            for_newcomers = share_out(room, [*wanted, room])[-1]
+        admitted = self._admit(step, rank, newcomer, for_newcomers, len(prompts), now)
+        left = room - sum(size for _, size in admitted)
+        shares = [*zip(prompts, share_out(left, wanted), strict=True), *admitted]
+        for request, size in shares:
+            if size > 0:
+                if clock is not None:
+                    clock.note_chunk(request.num_computed, size)
+                step.enter_chunk(request, size)
+
+    def _admit(
+        self,
+        step: Step,
+        rank: int,
+        newcomer: Request | None,
+        room: int,
+        num_prompts: int,
+        now: float,
+    ) -> list[tuple[Request, int]]:
+        """Seat newcomers for whose prompts there is room; returns each with its tokens."""
+        admitted: list[tuple[Request, int]] = []
+        while newcomer is not None and room > 0:
+            is_long = len(newcomer.tokens) > room
+            if is_long and num_prompts >= _MAX_PROMPTS:
+                break
+            if not self._seating.seat(newcomer, step):
+                break
+            size = min(room, len(newcomer.tokens) - newcomer.num_computed)
+            admitted.append((newcomer, size))
+            room -= size
+            num_prompts += is_long
+            newcomer = self._seating.first(rank, now) if room > 0 else None
+        return admitted
+
+    def _service_had(self, request: Request) -> float:
+        """What the tenant was served, coarsely: small leads do not overrule deadlines."""
+        if self._counters is None:
+            return 0.0
+        rank, tenant = request.account
+        return self._counters[rank].counter(tenant) // _LEAD
+
+    def move_somebody(self, step: Step, now: float) -> None:
+        """Nothing was planned and nothing is in flight: let one go on, whatever it takes.
+
+        The last resort: whoever is first gets the blocks of all the others if it has to.
+        """
+        for request in self._roster.running:
+            num_uncomputed = len(request.tokens) - request.num_computed
+            if num_uncomputed > 0:
+                self._clear_for(request)
+                self._kv.grow(request, len(request.tokens))
+                step.enter_chunk(request, min(num_uncomputed, step.budget))
+                return
+        for rank in RANKS:
+            first = self._roster.queues[rank].first(now)
+            if first is not None:
+                self._clear_for(first)
+                self._seating.place_first(first, step)
+                num_uncomputed = len(first.tokens) - first.num_computed
+                step.enter_chunk(first, min(num_uncomputed, step.budget))
+                return
+
+    def _clear_for(self, request: Request) -> None:
+        num_blocks = -(-len(request.tokens) // self._kv.block_size)
+        self._preemptor.clear_for(request, num_blocks - len(request.block_table))

@@ -29,20 +29,20 @@ def test_what_waits_is_counted_from_submission_to_the_first_step():
     load = rig.engine.load()
     assert load.waiting == [1, 2, 1]
     assert load.waiting_tokens == [7, 11, 8]
-    assert load.free_seats == 2
+    assert load.free_seats == [2, 2, 2]
 
     seen = []
     rig.executor.before_step = lambda plan: seen.append(rig.engine.load())
     rig.engine.tick()
     # While the first step runs: first come, first served here.
     assert seen[0].waiting == [1, 0, 1]
-    assert seen[0].free_seats == 0
-    assert seen[0].free_tokens == 64 * 4 - 11, "what began holds blocks already"
+    assert seen[0].free_seats == [0, 0, 0]
+    assert seen[0].free_tokens == [64 * 4 - 11] * 3, "what began holds blocks already"
     rig.run_until_idle()
     load = rig.engine.load()
     assert load.waiting == load.waiting_tokens == [0, 0, 0]
-    assert (load.free_seats, load.num_seats) == (2, 2)
-    assert load.free_tokens == load.num_tokens == 64 * 4
+    assert (load.free_seats, load.num_seats) == ([2, 2, 2], 2)
+    assert load.free_tokens == [load.num_tokens] * 3 == [64 * 4] * 3
 
 
 def test_who_leaves_the_queue_waits_no_longer():
@@ -55,7 +55,7 @@ def test_who_leaves_the_queue_waits_no_longer():
     assert rig.engine.load().waiting == [0, 1, 0]
     rig.run_until_idle()
     assert rig.engine.load().waiting == [0, 0, 0]
-    assert rig.engine.load().free_seats == 1
+    assert rig.engine.load().free_seats == [1, 1, 1]
 
 
 def test_expired_requests_are_told_so_and_wait_no_longer():
@@ -69,16 +69,17 @@ def test_expired_requests_are_told_so_and_wait_no_longer():
     assert rig.engine.load().waiting == [0, 0, 0]
 
 
-@pytest.mark.parametrize(("classes", "displaceable"), [(True, [0, 1, 3]), (False, [0, 0, 0])])
-def test_lower_classes_can_be_displaced_where_there_are_classes(
-    classes: bool, displaceable: list[int]
-):
-    config = SchedulerConfig(num_blocks=64, block_size=4, max_model_len=256)
+@pytest.mark.parametrize(("classes", "free"), [(True, [4, 5, 7]), (False, [4, 4, 4])])
+def test_seats_of_lower_classes_are_free_where_there_are_classes(classes: bool, free: list[int]):
+    config = SchedulerConfig(num_blocks=64, block_size=4, max_model_len=256, max_num_seqs=8)
     rig = Rig(scheduler=Scheduler(config, full_policies(classes=classes)))
     for number, service_class in enumerate([BATCH, STANDARD, STANDARD, INTERACTIVE]):
         rig.engine.submit(request_of(service_class, str(number)))
     rig.engine.tick()
-    assert rig.engine.load().displaceable == displaceable
+    load = rig.engine.load()
+    assert load.free_seats == free
+    # Eight blocks are taken; of lower classes' memory, what their prompts hold counts.
+    assert load.free_tokens == [56 * 4 + 5 * (seats - 4) for seats in free]
 
 
 def test_rates_are_known_after_the_first_requests():
@@ -114,3 +115,20 @@ def test_timings_know_the_class_and_what_it_was_promised():
     assert heard[0].service_class is INTERACTIVE
     assert heard[0].targets == LatencyTargets(0.5, 0.1)
     assert heard[0].time_per_output_token == pytest.approx(STEP_SECONDS)
+
+
+def test_tenants_are_counted_while_they_wait():
+    config = SchedulerConfig(num_blocks=64, block_size=4, max_model_len=256, max_num_seqs=1)
+    rig = Rig(scheduler=Scheduler(config, full_policies()))
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    for number, tenant in enumerate(["a", "b", "a", "a"]):
+        rig.engine.submit(Request(str(number), [1, 2], params, seed=1, tenant=tenant))
+    tenants = rig.engine.load().tenants
+    assert tenants is not None
+    assert tenants(STANDARD) == {"a": 3, "b": 1}
+    rig.engine.cancel("2")
+    rig.engine.tick()
+    assert tenants(STANDARD) == {"a": 1, "b": 1}
+    rig.run_until_idle()
+    assert tenants(STANDARD) == tenants(BATCH) == {}
+    assert Rig().engine.load().tenants is None, "first come, first served: no turns"

@@ -8,7 +8,9 @@ too long is told so within a millisecond.
 Three limits: requests that wait, prompt tokens that wait, and the predicted time to the first
 token. What fits the machine right now waits for nothing and is never refused by the first two.
 Everything between the door and the engine counts as waiting, so a burst of simultaneous
-requests cannot slip through while none of them has reached the queue yet.
+requests cannot slip through while none of them has reached the queue yet. Lower classes do not
+count, as they make nobody wait; nor does what a tenant has piled up beyond the newcomer's own
+tenant, where tenants take turns: a greedy one must not shut out the others.
 
 Pure: what the engine's queue looks like, and the time, come as arguments.
 """
@@ -16,8 +18,8 @@ Pure: what the engine's queue looks like, and the time, come as arguments.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
 
 from hotbatch.core.errors import InvalidRequestError, OverloadedError
@@ -74,24 +76,46 @@ class Load:
     Attributes:
         waiting: requests that were submitted and not computed yet, by class, lowest first.
         waiting_tokens: prompt tokens of these.
-        free_seats: requests that could join the batch now.
-        displaceable: for each class, the running requests that one of it would displace.
-        free_tokens: KV tokens that are free or can be reclaimed.
+        free_seats: for each class, the seats that it could have now: nobody's, or a lower one's.
+        free_tokens: KV tokens likewise.
         num_seats: requests that the batch holds when it is empty.
         num_tokens: KV tokens that the pool holds when it is empty.
         completions_per_second: how often a running request ends; 0 if not known.
         prompt_tokens_per_second: how fast prompts are computed; 0 if not known.
+        tenants: of a class, how many requests of each tenant wait, where tenants are served in
+            turn; it is asked only when a request would be refused.
     """
 
     waiting: Sequence[int] = (0,) * _NUM_CLASSES
     waiting_tokens: Sequence[int] = (0,) * _NUM_CLASSES
-    free_seats: int = 0
-    displaceable: Sequence[int] = (0,) * _NUM_CLASSES
-    free_tokens: int = 0
+    free_seats: Sequence[int] = (0,) * _NUM_CLASSES
+    free_tokens: Sequence[int] = (0,) * _NUM_CLASSES
     num_seats: int = 0
     num_tokens: int = 0
     completions_per_second: float = 0.0
     prompt_tokens_per_second: float = 0.0
+    tenants: Callable[[int], Mapping[str, int]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """What a client asks for, as far as the door looks at it.
+
+    Attributes:
+        num_requests: sequences that will be generated.
+        num_tokens: of their prompts together, estimated; a prompt that several share counts
+            once.
+        service_class: what is below it does not make it wait.
+        tenant: whose it is.
+        max_wait: predicted seconds to the first token that this client puts up with, if that
+            is less than the limit of all; None if it said nothing.
+    """
+
+    num_requests: int
+    num_tokens: int
+    service_class: ServiceClass = ServiceClass.STANDARD
+    tenant: str = ""
+    max_wait: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -99,13 +123,10 @@ class Reservation:
     """A place between the door and the engine; to be closed exactly once by `Door.close`,
     when the engine has the requests or when it is clear that it never will."""
 
-    service_class: ServiceClass
-    num_requests: int
-    num_tokens: int
+    newcomer: Newcomer
     is_open: bool = True
 
 
-@dataclass(slots=True)
 class Door:
     """Refuses what would wait too long. For one thread.
 
@@ -113,151 +134,162 @@ class Door:
         refused: rejections since the start, by reason.
     """
 
-    limits: QueueLimits = NO_LIMITS
-    refused: Counter[str] = field(default_factory=Counter)
-    _entering: list[int] = field(default_factory=lambda: [0] * _NUM_CLASSES)
-    _entering_tokens: list[int] = field(default_factory=lambda: [0] * _NUM_CLASSES)
+    def __init__(self, limits: QueueLimits = NO_LIMITS) -> None:
+        self.limits = limits
+        self.refused: Counter[str] = Counter()
+        self._entering = [0] * _NUM_CLASSES
+        self._entering_tokens = [0] * _NUM_CLASSES
+        self._entering_tenants: list[Counter[str]] = [Counter() for _ in ServiceClass]
 
     @property
     def num_entering(self) -> int:
         """Requests between the door and the engine."""
         return sum(self._entering)
 
-    def enter(
-        self,
-        load: Load,
-        num_requests: int,
-        num_tokens: int,
-        service_class: ServiceClass = ServiceClass.STANDARD,
-        max_wait: float | None = None,
-    ) -> Reservation:
-        """Let requests in, or refuse them all.
+    def enter(self, load: Load, newcomer: Newcomer) -> Reservation:
+        """Let a newcomer in with all it asks for, or refuse it.
 
         Args:
             load: of this moment.
-            num_requests: how many sequences the client asks for.
-            num_tokens: of their prompts together, estimated; a prompt that several share
-                counts once.
-            service_class: what is below it does not make it wait.
-            max_wait: predicted seconds to the first token that this client puts up with, if
-                that is less than the limit of all.
 
         Raises:
             OverloadedError: with the reason, and `retry_after` in seconds.
-            InvalidRequestError: an idle server would not let them in either.
+            InvalidRequestError: an idle server would not let it in either.
         """
-        self._check_ever(load, num_requests, num_tokens)
-        try:
-            self._check_queue(load, num_requests, num_tokens, service_class)
-            self._check_wait(load, num_requests, num_tokens, service_class, max_wait)
-        except OverloadedError as error:
+        self._check_ever(load, newcomer)
+        ahead, tokens = self._ahead(load, newcomer.service_class)
+        error = self._refusal(load, newcomer, ahead, tokens)
+        if error is not None and load.tenants is not None:
+            fair = self._fairly_ahead(load, newcomer)
+            if fair < ahead and not self._is_bursting(load, newcomer, ahead):
+                error = self._refusal(load, newcomer, fair, tokens * fair // ahead)
+        if error is not None:
             self.refused[error.reason] += 1
-            raise
-        self._entering[service_class] += num_requests
-        self._entering_tokens[service_class] += num_tokens
-        return Reservation(service_class, num_requests, num_tokens)
+            raise error
+        self._count(newcomer, 1)
+        return Reservation(newcomer)
 
     def close(self, reservation: Reservation) -> None:
         """The requests are in the engine's hands, or will never be. Idempotent."""
-        if not reservation.is_open:
-            return
-        reservation.is_open = False
-        self._entering[reservation.service_class] -= reservation.num_requests
-        self._entering_tokens[reservation.service_class] -= reservation.num_tokens
+        if reservation.is_open:
+            reservation.is_open = False
+            self._count(reservation.newcomer, -1)
 
     def retry_after(self, load: Load) -> float:
         """When all that waits now will have begun, in whole seconds."""
         return _bounded(_time_to_end(load, sum(load.waiting) + self.num_entering))
 
-    def _check_ever(self, load: Load, num_requests: int, num_tokens: int) -> None:
-        """What an idle server would refuse is refused for good, or its client tried for ever."""
-        limits = self.limits
-        room = _room(load.num_seats, load.num_tokens, num_requests, num_tokens)
-        queued = num_requests - room
-        if queued <= 0 or limits.max_requests is None or queued <= limits.max_requests:
-            return
-        raise InvalidRequestError(
-            f"The request asks for {num_requests} sequences at once; this server runs {room} of "
-            f"them and lets {limits.max_requests} more wait. Ask for fewer (prompts times n).",
-            param="n",
-        )
+    def _count(self, newcomer: Newcomer, sign: int) -> None:
+        rank, count = newcomer.service_class, sign * newcomer.num_requests
+        self._entering[rank] += count
+        self._entering_tokens[rank] += sign * newcomer.num_tokens
+        tenants = self._entering_tenants[rank]
+        tenants[newcomer.tenant] += count
+        if not tenants[newcomer.tenant]:
+            del tenants[newcomer.tenant]
+
+    # Who is before it
 
     def _ahead(self, load: Load, service_class: ServiceClass) -> tuple[int, int]:
-        """Requests and prompt tokens that wait and are not below this class."""
+        """Requests and prompt tokens that wait and are not below this class: a flood of lower
+        ones shuts nobody out."""
         requests = sum(load.waiting[service_class:]) + sum(self._entering[service_class:])
         tokens = sum(load.waiting_tokens[service_class:])
         return requests, tokens + sum(self._entering_tokens[service_class:])
 
-    def _check_queue(
-        self, load: Load, num_requests: int, num_tokens: int, service_class: ServiceClass
-    ) -> None:
-        """The first two limits: whoever cannot run at once counts, but for lower classes, so
-        that a flood of these does not shut out the others."""
-        limits = self.limits
-        requests, tokens = self._ahead(load, service_class)
-        requests += num_requests
-        tokens += num_tokens
-        seats = load.free_seats + load.displaceable[service_class]
-        queued = requests - _room(seats, load.free_tokens, requests, tokens)
-        if queued <= 0:
-            return
-        if limits.max_requests is not None and queued > limits.max_requests:
-            raise _refusal(
-                QUEUE_REQUESTS,
-                f"The queue of this server is full: {limits.max_requests} requests may wait "
-                f"(--max-queue-requests), and this would make it {queued}.",
-                _time_to_end(load, queued - limits.max_requests),
-            )
-        queued_tokens = tokens * queued // requests
-        if limits.max_tokens is not None and queued_tokens > limits.max_tokens:
-            raise _refusal(
-                QUEUE_TOKENS,
-                f"The queue of this server is full: {limits.max_tokens} prompt tokens may wait "
-                f"(--max-queue-tokens), and this would make it {queued_tokens}.",
-                max(
-                    _time_to_compute(load, queued_tokens - limits.max_tokens),
-                    _time_to_end(load, 1),
-                ),
-            )
+    def _fairly_ahead(self, load: Load, newcomer: Newcomer) -> int:
+        """The same, where tenants of a class are served in turn: no other tenant has more served
+        before the newcomer than the newcomer's own tenant has."""
+        assert load.tenants is not None
+        rank = newcomer.service_class
+        waiting = Counter(load.tenants(rank))
+        waiting.update(self._entering_tenants[rank])
+        own = waiting[newcomer.tenant] + newcomer.num_requests
+        higher = sum(load.waiting[rank + 1 :]) + sum(self._entering[rank + 1 :])
+        others = sum(
+            min(count, own) for tenant, count in waiting.items() if tenant != newcomer.tenant
+        )
+        return higher + others + waiting[newcomer.tenant]
 
-    def _check_wait(
-        self,
-        load: Load,
-        num_requests: int,
-        num_tokens: int,
-        service_class: ServiceClass,
-        max_wait: float | None,
-    ) -> None:
+    def _is_bursting(self, load: Load, newcomer: Newcomer, ahead: int) -> bool:
+        """Twice as many wait as may: many tenants with little each are a flood, too."""
+        most = self.limits.max_requests
+        if most is None:
+            return False
+        room = load.free_seats[newcomer.service_class]
+        return ahead + newcomer.num_requests - room > 2 * most
+
+    # The limits
+
+    def _check_ever(self, load: Load, newcomer: Newcomer) -> None:
+        """What an idle server would refuse is refused for good, or its client tried for ever."""
+        most, wanted = self.limits.max_requests, newcomer.num_requests
+        room = _room(load.num_seats, load.num_tokens, wanted, newcomer.num_tokens)
+        if most is None or wanted - room <= most or wanted == 1:
+            return
+        raise InvalidRequestError(
+            f"The request asks for {wanted} sequences at once; this server runs {room} of "
+            f"them and lets {most} more wait. Ask for fewer (prompts times n).",
+            param="n",
+        )
+
+    def _refusal(
+        self, load: Load, newcomer: Newcomer, ahead: int, ahead_tokens: int
+    ) -> OverloadedError | None:
+        """Why the newcomer must not stand behind so many requests and tokens, if so."""
+        requests = ahead + newcomer.num_requests
+        tokens = ahead_tokens + newcomer.num_tokens
+        rank = newcomer.service_class
+        room = _room(load.free_seats[rank], load.free_tokens[rank], requests, tokens)
+        queued = max(0, requests - room)
+        return (
+            self._too_many_requests(load, queued)
+            or self._too_many_tokens(load, tokens * queued // requests)
+            or self._too_late(load, newcomer, queued, ahead_tokens)
+        )
+
+    def _too_many_requests(self, load: Load, queued: int) -> OverloadedError | None:
+        most = self.limits.max_requests
+        if most is None or queued <= most:
+            return None
+        return _refusal(
+            QUEUE_REQUESTS,
+            f"The queue of this server is full: {most} requests may wait (--max-queue-requests), "
+            f"and this would make it {queued}.",
+            _time_to_end(load, queued - most),
+        )
+
+    def _too_many_tokens(self, load: Load, queued: int) -> OverloadedError | None:
+        most = self.limits.max_tokens
+        if most is None or queued <= most:
+            return None
+        return _refusal(
+            QUEUE_TOKENS,
+            f"The queue of this server is full: {most} prompt tokens may wait "
+            f"(--max-queue-tokens), and this would make it {queued}.",
+            max(_time_to_compute(load, queued - most), _time_to_end(load, 1)),
+        )
+
+    def _too_late(
+        self, load: Load, newcomer: Newcomer, queued: int, ahead_tokens: int
+    ) -> OverloadedError | None:
         limit, name = self.limits.max_wait, "--max-queue-wait"
-        if service_class is ServiceClass.BATCH:
+        if newcomer.service_class is ServiceClass.BATCH:
             limit = None
-        if max_wait is not None and (limit is None or max_wait < limit):
-            limit, name = max_wait, "the target for the first token"
+        if newcomer.max_wait is not None and (limit is None or newcomer.max_wait < limit):
+            limit, name = newcomer.max_wait, "the target for the first token"
         if limit is None:
-            return
-        ahead, ahead_tokens = self._ahead(load, service_class)
-        queue = predicted_wait(load, service_class, ahead + num_requests, ahead_tokens)
-        first_token = queue + _time_to_compute(load, num_tokens)
-        if queue > 0.0 and first_token > limit:  # when nobody is before it, waiting cannot help
-            raise _refusal(
-                QUEUE_WAIT,
-                f"The first token would come after {first_token:.1f} s, and {name} allows "
-                f"{limit:.1f} s.",
-                min(first_token - limit, queue),
-            )
-
-
-def predicted_wait(
-    load: Load, service_class: ServiceClass, num_requests: int, ahead_tokens: int
-) -> float:
-    """Seconds until a newcomer's prompt is computed; what is not known costs nothing.
-
-    Args:
-        num_requests: the newcomer and all that are served before it.
-        ahead_tokens: prompt tokens that are computed before its own.
-    """
-    seats = load.free_seats + load.displaceable[service_class]
-    return max(_time_to_end(load, num_requests - seats), _time_to_compute(load, ahead_tokens))
+            return None
+        wait = max(_time_to_end(load, queued), _time_to_compute(load, ahead_tokens))
+        first_token = wait + _time_to_compute(load, newcomer.num_tokens)
+        if wait <= 0.0 or first_token <= limit:  # where nobody is before it, waiting cannot help
+            return None
+        return _refusal(
+            QUEUE_WAIT,
+            f"The first token would come after {first_token:.1f} s, and {name} allows "
+            f"{limit:.1f} s.",
+            min(first_token - limit, wait),
+        )
 
 
 def _room(seats: int, free_tokens: int, requests: int, tokens: int) -> int:

@@ -217,6 +217,11 @@ class Scheduler:
         return self._policies.classes and not self._is_closed_mode
 
     @property
+    def is_fair(self) -> bool:
+        """True if the tenants of a class take turns."""
+        return self._policies.fairness and not self._is_closed_mode
+
+    @property
     def has_work(self) -> bool:
         """True while any request is live or any step is in flight."""
         return bool(self._roster.by_id or self._steps)

@@ -138,24 +138,24 @@ class Engine:
         """What waits, what is free and how fast it goes, at this moment (any thread)."""
         config, stats = self._scheduler.config, self._stats
         waiting, waiting_tokens = self._outstanding.waiting()
-        running = self._outstanding.running()
-        num_running = sum(running)
+        running, running_tokens = self._outstanding.running()
         # What began since the figures were taken holds blocks that they call free.
         begun = self._outstanding.begun_tokens - self._stats_begun
         free_blocks = stats.blocks_free + stats.blocks_cached
+        free_tokens = max(0, free_blocks * config.block_size - begun)
+        # A class takes from those below it: all of their seats, and of their memory at least
+        # what their prompts hold.
+        below = range(len(running)) if self._scheduler.has_classes else [0] * len(running)
         return Load(
             waiting=waiting,
             waiting_tokens=waiting_tokens,
-            free_seats=max(0, self._num_seats - num_running),
-            displaceable=[
-                sum(running[:rank]) if self._scheduler.has_classes else 0
-                for rank in range(len(running))
-            ],
-            free_tokens=max(0, free_blocks * config.block_size - begun),
+            free_seats=[max(0, self._num_seats - sum(running[rank:])) for rank in below],
+            free_tokens=[free_tokens + sum(running_tokens[:rank]) for rank in below],
             num_seats=self._num_seats,
             num_tokens=config.num_blocks * config.block_size,
-            completions_per_second=self._drain.completions_per_second(num_running),
+            completions_per_second=self._drain.completions_per_second(sum(running)),
             prompt_tokens_per_second=self._drain.prompt_tokens_per_second,
+            tenants=self._outstanding.waiting_of_tenants if self._scheduler.is_fair else None,
         )
 
     def connect(self, deliver: Deliver) -> None:
@@ -191,6 +191,7 @@ class Engine:
                 num_prompt=request.num_prompt,
                 service_class=request.service_class,
                 targets=self._scheduler.config.targets_of(request.service_class, request.targets),
+                tenant=request.tenant,
             )
             self._inbox.put(request)
 

@@ -2,11 +2,13 @@
 
 Submitters add from any thread, one at a time (the engine's gate); everything else happens on
 the engine's thread. Adding and removing are single dict operations, and each counter is written
-by one side only, so no other lock is needed: what waits is what came minus what began.
+by one side only, so they need no other lock: what waits is what came minus what began. Only the
+counts by tenant have one.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 
 from hotbatch.core.errors import InvalidRequestError
@@ -21,6 +23,7 @@ class _Life:
     num_prompt: int
     service_class: ServiceClass
     targets: LatencyTargets
+    tenant: str
     first_scheduled: float | None = None
     first_token: float | None = None
     last_token: float | None = None
@@ -58,6 +61,8 @@ class Outstanding:
         self._lives: dict[str, _Life] = {}
         # Requests and their prompt tokens since the start, by class: all that came, those that
         # began (or ended before), and those that ended.
+        self._tenants: list[dict[str, int]] = [{} for _ in ServiceClass]  # requests that wait
+        self._tenants_lock = threading.Lock()
         self._came = _Tally()
         self._began = _Tally()
         self._ended = _Tally()
@@ -80,10 +85,29 @@ class Outstanding:
             [came - gone for came, gone in zip(self._came.tokens, began_tokens, strict=True)],
         )
 
-    def running(self) -> list[int]:
-        """Requests that have begun and not ended, by class, wherever they stand now."""
-        ended = self._ended.requests.copy()
-        return [began - gone for began, gone in zip(self._began.requests, ended, strict=True)]
+    def running(self) -> tuple[list[int], list[int]]:
+        """Requests that have begun and not ended, and their prompt tokens, by class, wherever
+        they stand now."""
+        ended, ended_tokens = self._ended.requests.copy(), self._ended.tokens.copy()
+        return (
+            [began - gone for began, gone in zip(self._began.requests, ended, strict=True)],
+            [began - gone for began, gone in zip(self._began.tokens, ended_tokens, strict=True)],
+        )
+
+    def waiting_of_tenants(self, service_class: int) -> dict[str, int]:
+        """Of each tenant of a class that has any, the requests that no step has computed yet."""
+        with self._tenants_lock:
+            return self._tenants[service_class].copy()
+
+    def _begin(self, life: _Life) -> None:
+        self._began.add(life)
+        with self._tenants_lock:
+            tenants = self._tenants[life.service_class]
+            left = tenants[life.tenant] - 1
+            if left:
+                tenants[life.tenant] = left
+            else:
+                del tenants[life.tenant]
 
     @property
     def begun_tokens(self) -> int:
@@ -98,6 +122,7 @@ class Outstanding:
         num_prompt: int,
         service_class: ServiceClass = ServiceClass.STANDARD,
         targets: LatencyTargets = NO_TARGETS,
+        tenant: str = "",
     ) -> None:
         """Raises InvalidRequestError if a request of this id has not ended yet."""
         if request_id in self._lives:
@@ -106,7 +131,10 @@ class Outstanding:
                 "choose another id.",
                 param="request_id",
             )
-        life = _Life(arrival, num_prompt, service_class, targets)
+        life = _Life(arrival, num_prompt, service_class, targets, tenant)
+        with self._tenants_lock:
+            tenants = self._tenants[service_class]
+            tenants[tenant] = tenants.get(tenant, 0) + 1
         self._came.add(life)
         self._lives[request_id] = life
 
@@ -117,7 +145,7 @@ class Outstanding:
             life = lives.get(planned.request_id)
             if life is not None and life.first_scheduled is None:
                 life.first_scheduled = now
-                self._began.add(life)
+                self._begin(life)
         for preemption in plan.preempted:
             life = lives.get(preemption.request_id)
             if life is not None:
@@ -143,7 +171,7 @@ class Outstanding:
             if event.finish_reason is not None:
                 del self._lives[event.request_id]
                 if life.first_scheduled is None:
-                    self._began.add(life)
+                    self._begin(life)
                 self._ended.add(life)
                 heard.ended.append(_timings(event.request_id, life, now, event.finish_reason))
         return heard

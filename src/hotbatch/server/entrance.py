@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from hotbatch.core.admission import Door, QueueLimits
+from hotbatch.core.admission import Door, Newcomer, QueueLimits
 from hotbatch.core.service_class import LatencyTargets, ServiceClass
 from hotbatch.engine.async_engine import AsyncEngine
 from hotbatch.server.errors import QueueExpiredError
@@ -72,13 +72,14 @@ class Entrance:
         Raises:
             OverloadedError: there is none.
         """
-        reservation = self._door.enter(
-            self._engine.load(),
+        newcomer = Newcomer(
             num_requests,
             min(num_tokens, num_requests * self._engine.info.max_model_len),
             urgency.service_class,
+            urgency.tenant,
             self._max_wait(urgency),
         )
+        reservation = self._door.enter(self._engine.load(), newcomer)
         try:
             yield
         finally:

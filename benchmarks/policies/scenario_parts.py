@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hotbatch.bench.client import Record, Target, open_session, parse, send
-from hotbatch.bench.workload import BenchRequest, RandomLengths, random_requests
+from hotbatch.bench.workload import BenchRequest, RandomLengths, arrival_times, random_requests
 
 TIER = {"interactive": "priority", "standard": "default", "batch": "flex"}
 
@@ -81,7 +81,7 @@ class Crowd:
         self.target = target
         self.records: list[Record] = []
         self._session: Any = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
 
     async def __aenter__(self) -> Crowd:
         self._session = await open_session(self.target).__aenter__()
@@ -103,7 +103,7 @@ class Crowd:
 
     def start(self, request: BenchRequest) -> asyncio.Task[Record]:
         task = asyncio.create_task(self.ask(request))
-        self._tasks.append(task)  # type: ignore[arg-type]
+        self._tasks.append(task)
         return task
 
     def keep_busy(self, requests: Iterable[BenchRequest], clients: int) -> None:
@@ -118,7 +118,26 @@ class Crowd:
 
         self._tasks += [asyncio.create_task(loop()) for _ in range(clients)]
 
-    def token_times(self, service_class: str | None = None, tenant: str | None = None):
+    def at_rate(
+        self, asked: Sequence[BenchRequest], rate: float, seed: int
+    ) -> list[asyncio.Task[Record]]:
+        """Sends requests at Poisson moments from now on; their tasks are there at once."""
+        begin = time.perf_counter()
+
+        async def one(request: BenchRequest, due: float) -> Record:
+            await asyncio.sleep(max(0.0, begin + due - time.perf_counter()))
+            return await self.ask(request)
+
+        dues = arrival_times(len(asked), request_rate=rate, seed=seed)
+        tasks = [
+            asyncio.create_task(one(request, due)) for request, due in zip(asked, dues, strict=True)
+        ]
+        self._tasks += tasks
+        return tasks
+
+    def token_times(
+        self, service_class: str | None = None, tenant: str | None = None
+    ) -> list[float]:
         """Moments of all chunks so far, those of unfinished answers included."""
         return sorted(
             moment

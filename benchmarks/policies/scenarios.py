@@ -53,7 +53,7 @@ from hotbatch.bench.arguments import parse_classes
 from hotbatch.bench.client import Target
 from hotbatch.bench.server_process import SERVE, ServerFailedError, server_process
 from hotbatch.bench.session import wait_until_ready
-from hotbatch.bench.workload import BenchRequest, arrival_times, assigned
+from hotbatch.bench.workload import BenchRequest, assigned
 
 
 async def urgent(target: Target, pid: int | None, scale: float) -> Report:
@@ -157,10 +157,10 @@ async def tenants(target: Target, pid: int | None, scale: float) -> Report:
 
     async def run(with_large: bool) -> list[Any]:
         async with Crowd(target) as crowd:
-            tasks = _at_rate(crowd, requests(_count(small_rate, seconds), prompt, output, seed=31,
+            tasks = crowd.at_rate(requests(_count(small_rate, seconds), prompt, output, seed=31,
                              tenant="small"), small_rate, 31)  # fmt: skip
             if with_large:
-                _at_rate(crowd, requests(_count(10 * small_rate, seconds), prompt, output, seed=32,
+                crowd.at_rate(requests(_count(10 * small_rate, seconds), prompt, output, seed=32,
                          tenant="large"), 10 * small_rate, 32)  # fmt: skip
             return list(must([await task for task in tasks]))
 
@@ -229,7 +229,7 @@ async def overload(target: Target, pid: int | None, scale: float) -> Report:
     peak = before
     async with Crowd(target) as crowd:
         begin = time.perf_counter()
-        tasks = _at_rate(crowd, asked, rate, 42)
+        tasks = crowd.at_rate(asked, rate, 42)
         while time.perf_counter() < begin + seconds:
             await asyncio.sleep(0.5)
             peak = max(peak or 0.0, resident_mb(pid) or 0.0)
@@ -239,6 +239,7 @@ async def overload(target: Target, pid: int | None, scale: float) -> Report:
         await asyncio.wait(tasks, timeout=120.0)
         lost = sum(not task.done() for task in tasks)
         records = [task.result() for task in tasks if task.done()]
+        elapsed = time.perf_counter() - begin
         batch = sorted(
             moment for r in records if r.request.service_class == "batch" for moment in moments(r)
         )
@@ -264,7 +265,7 @@ async def overload(target: Target, pid: int | None, scale: float) -> Report:
         "memory before, at most, after, MB": [before, peak, after],
         "latency normal again after, s": recovered,
         "longest silence of the batch class, s": silence,
-        "client CPU, share of one core": client_cpu / seconds,
+        "client CPU, share of one core": client_cpu / elapsed,
     }
     report.checks = [
         Check("requests neither answered nor refused with Retry-After", float(unhandled), 0.0),
@@ -293,20 +294,6 @@ async def _time_to_normal(
             break
         await asyncio.sleep(0.1)
     return float("inf")
-
-
-def _at_rate(crowd: Crowd, asked: Sequence[BenchRequest], rate: float, seed: int):
-    """Sends requests at Poisson moments from now on; returns their tasks, all made at once."""
-    begin = time.perf_counter()
-
-    async def one(request: BenchRequest, due: float):
-        await asyncio.sleep(max(0.0, begin + due - time.perf_counter()))
-        return await crowd.ask(request)
-
-    dues = arrival_times(len(asked), request_rate=rate, seed=seed)
-    return [
-        asyncio.create_task(one(request, due)) for request, due in zip(asked, dues, strict=True)
-    ]
 
 
 def _count(rate: float, seconds: float) -> int:

@@ -22,6 +22,8 @@ from hotbatch.core import (
     StepResult,
     TokenLogprob,
 )
+from hotbatch.core.policies import full_policies
+from hotbatch.core.service_class import LatencyTargets
 
 
 def test_nothing_to_do_is_no_plan() -> None:
@@ -300,3 +302,16 @@ def test_no_drafts_while_tokens_are_banned() -> None:
     scheduler.add(make_request("a", 3, min_tokens=3))
     run_step(scheduler)
     assert must_plan(scheduler).requests[0].num_drafts == 0
+
+
+def test_the_nearest_deadline_is_seated_first_and_no_promise_waits_for_ever():
+    scheduler = make_scheduler(policies=full_policies(fairness=False), max_num_seqs=1)
+    for name, arrival, ttft in (("long", 0.0, 20.0), ("none", 1.0, None), ("short", 2.0, 3.0)):
+        request = make_request(name, arrival=arrival, max_tokens=1)
+        request.targets = LatencyTargets(ttft)
+        scheduler.add(request)
+    late = make_request("later", arrival=40.0, max_tokens=1)
+    late.targets = LatencyTargets(3.0)
+    scheduler.add(late)
+    order = [run_step(scheduler, now=2.0)[0].requests[0].request_id for _ in range(4)]
+    assert order == ["short", "long", "none", "later"]

@@ -18,6 +18,7 @@ from typing import Any
 from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.request import Request, RequestState
 
+_HORIZON = 30.0  # seconds by which a deadline can put a request behind others at most
 _PATIENCE = 3  # times that a request is preempted before others are preferred
 
 
@@ -36,6 +37,16 @@ def first_come(request: Request) -> tuple[float, ...]:
 def by_priority(request: Request) -> tuple[float, ...]:
     """vLLM's integer priority, lower first; order of arrival among equals."""
     return (request.priority, request.order)
+
+
+def by_due_time(request: Request) -> tuple[float, ...]:
+    """The same, but among equals of a priority the nearest deadline of a first token first.
+
+    Where a long prompt was promised more time than a short one, in order of arrival the short
+    ones behind it would be late while it still had time. Nobody starves: who was promised
+    nothing, or little, is overtaken only by those that come within `_HORIZON` seconds of it.
+    """
+    return (request.priority, min(request.due, request.arrival + _HORIZON), request.order)
 
 
 def newest(candidates: Sequence[Request]) -> Request:
@@ -141,7 +152,7 @@ class Policies:
 
 
 _FULL = Policies(
-    waiting_key=by_priority,
+    waiting_key=by_due_time,
     choose_victim=least_valuable,
     classes=True,
     deadlines=True,

@@ -44,6 +44,21 @@ def test_a_made_up_model_answers() -> None:
     assert len(output.outputs[0].token_ids) == 5
 
 
+def test_guessing_is_on_unless_switched_off_and_changes_no_token() -> None:
+    answers = []
+    for speculate in (True, False):
+        parts = tiny(speculate=speculate)
+        assert ("token" in parts.engine._scheduler.stats().guesses) == speculate
+        with LLM.from_parts(
+            parts.engine, parts.tokenizer, eos_token_ids=parts.eos_token_ids
+        ) as llm:
+            params = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
+            prompts = [{"prompt_token_ids": [5, 6, 7, 5, 6, 7, 5, index]} for index in range(3)]
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            answers.append([output.outputs[0].token_ids for output in outputs])
+    assert answers[0] == answers[1]
+
+
 def test_close_is_idempotent_and_works_before_start() -> None:
     parts = tiny()
     parts.close()

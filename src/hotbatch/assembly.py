@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotbatch.core.config import SchedulerConfig
+from hotbatch.core.cost_model import CostModel
 from hotbatch.core.errors import InvalidRequestError, OptionError
 from hotbatch.core.policies import Policies, full_policies
 from hotbatch.core.scheduler import Scheduler
 from hotbatch.core.service_class import LatencyTargets, ServiceClass
+from hotbatch.core.speculation import Speculator
 from hotbatch.engine.clock import MonotonicClock
 from hotbatch.engine.engine import Engine
 from hotbatch.engine.protocol import Executor, ExecutorInfo
@@ -92,7 +94,7 @@ def assemble(options: EngineOptions, report: Report | None = None) -> Assembly:
     tokenizer = _tokenizer(model)
     template = _chat_template(options, model, tokenizer)
     executor = _executor(options, model, report)
-    scheduler = Scheduler(_scheduler_config(options, executor.info), _policies(options))
+    scheduler = _scheduler(options, executor.info)
     if scheduler.cost_model is not None:
         warm_up(
             executor,
@@ -350,6 +352,14 @@ def _scheduler_config(options: EngineOptions, info: ExecutorInfo) -> SchedulerCo
         queue_time_to_live=options.queue_ttl,
         tenant_weights=options.tenant_weights or {},
     )
+
+
+def _scheduler(options: EngineOptions, info: ExecutorInfo) -> Scheduler:
+    config, policies = _scheduler_config(options, info), _policies(options)
+    if not options.speculate:
+        return Scheduler(config, policies)
+    cost_model = CostModel()
+    return Scheduler(config, policies, cost_model, Speculator(cost_model))
 
 
 def _policies(options: EngineOptions) -> Policies:

@@ -292,6 +292,14 @@ class EngineOptions:
         group=REUSE,
     )
 
+    speculate: bool = option(
+        False,
+        "Guess next tokens from the request's own text and its tenant's recent answers, and let "
+        "the model verify them in capacity that would idle: the same tokens, sooner where texts "
+        "repeat themselves. Off by default.",
+        group=REUSE,
+    )
+
     def __post_init__(self) -> None:
         check_fields(self)
         if self.batching != "static":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -24,7 +24,9 @@ from hotbatch.core import (
     TokenEvent,
     TokenLogprob,
 )
+from hotbatch.core.cost_model import CostModel, StepFeatures
 from hotbatch.core.policies import Reclaim, full_policies
+from hotbatch.core.speculation import Drafter, EachAlone, Speculator
 from hotbatch.simulator import RooflineStepTime, SimulatedExecutor, TokenModel
 
 MODEL = TokenModel(vocab_size=40, eos_token_id=EOS, eos_probability=0.08)
@@ -48,7 +50,7 @@ class Case:
     requests: tuple[dict[str, Any], ...]  # keyword arguments of Request
     habits: Habits
     max_chunk: int
-    drafting: bool
+    drafting: str  # one of DRAFTERS
     policies: Policies | None = None  # None: plain ones with `max_chunk`
 
     def make_requests(self) -> list[Request]:
@@ -129,7 +131,8 @@ def cases(draw: st.DrawFn) -> Case:
         fail_step=draw(rare),
         fail_request=draw(rare),
     )
-    return Case(config, tuple(requests), habits, draw(st.integers(1, 20)), draw(st.booleans()))
+    drafting = draw(st.sampled_from(["none", *DRAFTERS]))
+    return Case(config, tuple(requests), habits, draw(st.integers(1, 20)), drafting)
 
 
 def _none_or(values: st.SearchStrategy[float]) -> st.SearchStrategy[float | None]:
@@ -192,6 +195,30 @@ def guess(request: Request, limit: int) -> Sequence[int]:
     return drafts
 
 
+def wild_guess(request: Request, limit: int) -> Sequence[int]:
+    """As many drafts as there may be, hardly any of them right."""
+    random = Random(f"{request.request_id} {len(request.tokens)}")
+    return [random.randrange(MODEL.vocab_size) for _ in range(random.randint(0, limit))]
+
+
+def trained_model() -> CostModel:
+    """A cost model that has seen a machine on which a few more tokens are nearly free."""
+    model = CostModel()
+    for _ in range(8):
+        for tokens in (1, 2, 4, 8):
+            model.observe(StepFeatures(tokens, 1, 20, 20 * tokens, tokens), 0.01 + 1e-4 * tokens)
+        model.observe(StepFeatures(16, 2, 20, 200, 1), 0.012)
+    return model
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "guess": lambda: EachAlone(guess),
+    "wild guess": lambda: EachAlone(wild_guess),
+    "priced": lambda: Speculator(trained_model()),
+    "deep": lambda: Speculator(trained_model(), depth=5),
+}
+
+
 @dataclass
 class Heard:
     """What one client heard."""
@@ -217,8 +244,8 @@ class RandomDay:
             replace(
                 case.policies or Policies(),
                 chunk_size=lambda request, uncomputed, left: min(uncomputed, left, case.max_chunk),
-                propose_drafts=guess if case.drafting else None,
             ),
+            drafter=DRAFTERS[case.drafting]() if case.drafting in DRAFTERS else None,
         )
         self.executor = SimulatedExecutor(
             num_blocks=case.config.num_blocks,

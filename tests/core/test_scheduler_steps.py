@@ -238,7 +238,7 @@ def test_tokens_after_the_first_stop_are_discarded() -> None:
     assert not scheduler.has_work
 
 
-def test_drafts_respect_max_tokens_the_last_block_and_the_budget_of_others() -> None:
+def test_drafts_respect_max_tokens_the_blocks_and_the_budget_of_others() -> None:
     def many(request: Request, limit: int) -> tuple[int, ...]:
         return (5,) * limit
 
@@ -247,10 +247,12 @@ def test_drafts_respect_max_tokens_the_last_block_and_the_budget_of_others() -> 
     run_step(near_end)
     assert must_plan(near_end).requests[0].num_drafts == 1
 
-    block_end = make_scheduler(policies=Policies(propose_drafts=many), block_size=4)
-    block_end.add(make_request("a", 2))
+    block_end = make_scheduler(
+        policies=Policies(propose_drafts=many), block_size=4, num_blocks=2, max_model_len=8
+    )
+    block_end.add(make_request("a", 2, max_tokens=6))
     run_step(block_end)
-    assert must_plan(block_end).requests[0].num_drafts == 1
+    assert must_plan(block_end).requests[0].num_drafts == 1, "the other block may be needed"
 
     tight = make_scheduler(
         policies=Policies(propose_drafts=many),
@@ -262,6 +264,37 @@ def test_drafts_respect_max_tokens_the_last_block_and_the_budget_of_others() -> 
         tight.add(make_request(name, 2))
     run_step(tight)
     assert sizes(must_plan(tight)) == {"a": 4, "b": 1, "c": 1}
+
+
+def test_drafts_have_blocks_that_nobody_wants_and_give_them_back() -> None:
+    def many(request: Request, limit: int) -> tuple[int, ...]:
+        return (5,) * min(limit, 6)
+
+    scheduler = make_scheduler(policies=Policies(propose_drafts=many), block_size=4)
+    request = make_request("a", 2, max_tokens=20)
+    scheduler.add(request)
+    run_step(scheduler)
+    plan = must_plan(scheduler)
+    assert plan.requests[0].num_drafts == 6
+    assert len(plan.requests[0].block_ids) == 3
+    scheduler.commit(plan, result_of(plan, {"a": (5, 9)}), 0.0)
+    scheduler.check_integrity()
+    assert len(request.tokens) == 5
+    assert scheduler.stats().blocks_used == 2, "5 tokens need two blocks; the third was a guess's"
+
+
+def test_drafts_get_no_blocks_where_somebody_waits_for_them() -> None:
+    def many(request: Request, limit: int) -> tuple[int, ...]:
+        return (5,) * limit
+
+    scheduler = make_scheduler(
+        policies=Policies(propose_drafts=many), block_size=4, num_blocks=8, max_model_len=32
+    )
+    scheduler.add(make_request("a", 2))
+    scheduler.add(make_request("b", 30, max_tokens=2))
+    run_step(scheduler)
+    plan = must_plan(scheduler)
+    assert [(r.request_id, r.num_drafts) for r in plan.requests] == [("a", 1)]
 
 
 def test_no_drafts_while_tokens_are_banned() -> None:

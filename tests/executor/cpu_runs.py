@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hotbatch.core.config import SchedulerConfig
+from hotbatch.core.cost_model import CostModel, StepFeatures
 from hotbatch.core.plan import (
     FinishReason,
     StepPlan,
@@ -24,6 +25,7 @@ from hotbatch.core.policies import Policies
 from hotbatch.core.request import Request
 from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.core.scheduler import Scheduler
+from hotbatch.core.speculation import Drafter, Speculator
 from hotbatch.executor.cpu_executor import CpuExecutor
 from hotbatch.executor.inputs import pack
 from hotbatch.kernels import _native
@@ -182,6 +184,7 @@ class Run:
         machine: CpuExecutor,
         *,
         policies: Policies | None = None,
+        drafter: Drafter | None = None,
         keep_logits: bool = True,
         **config: Any,
     ) -> None:
@@ -196,7 +199,9 @@ class Run:
             "watermark": 0.0,
         }
         self.machine = machine
-        self.scheduler = Scheduler(SchedulerConfig(**(settings | config)), policies)
+        self.scheduler = Scheduler(
+            SchedulerConfig(**(settings | config)), policies, drafter=drafter
+        )
         self.heard: dict[str, Heard] = {}
         self.now = 0.0
         self._keep_logits = keep_logits
@@ -266,6 +271,16 @@ def run_alone(machine: CpuExecutor, request: Fields, *, keep_logits: bool = True
 def chunks_of(size: int) -> Policies:
     """Prompts enter in parts of at most `size` tokens."""
     return Policies(chunk_size=lambda request, uncomputed, left: min(uncomputed, left, size))
+
+
+def eager_speculator() -> Speculator:
+    """One that knows a machine on which a few more rows cost nearly nothing."""
+    model = CostModel()
+    for _ in range(8):
+        for tokens in (1, 2, 4, 8):
+            model.observe(StepFeatures(tokens, 1, 20, 20 * tokens, tokens), 0.01 + 1e-5 * tokens)
+        model.observe(StepFeatures(64, 2, 64, 2000, 1), 0.0107)
+    return Speculator(model)
 
 
 def drafts_from(

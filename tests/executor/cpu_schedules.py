@@ -16,6 +16,7 @@ from cpu_runs import (
     Run,
     assert_same,
     drafts_from,
+    eager_speculator,
     executor,
     fields,
     run_alone,
@@ -34,7 +35,7 @@ class Case:
     config: dict[str, Any]
     requests: tuple[dict[str, Any], ...]
     max_chunk: int
-    drafting: bool
+    drafting: str
     seed: int
     arrival: float  # probability of the next arrival, at each turn
     cancel: float  # and of a cancellation
@@ -63,7 +64,7 @@ def cases(draw: st.DrawFn) -> Case:
         config=config,
         requests=tuple(draw(requests())),
         max_chunk=draw(st.integers(1, 70)),
-        drafting=draw(st.booleans()),
+        drafting=draw(st.sampled_from(["none", "scripted", "suffixes"])),
         seed=draw(st.integers(0, 2**32)),
         arrival=draw(st.sampled_from([0.2, 1.0, 1.0])),
         cancel=draw(st.sampled_from([0.0, 0.0, 0.02, 0.1])),
@@ -118,7 +119,10 @@ def run_case(case: Case) -> None:
     solo_machine = executor(*case.kind)
     alone = {request["request_id"]: run_alone(solo_machine, request) for request in case.requests}
     run = Run(
-        executor(*case.kind, threads=case.threads), policies=_policies(case, alone), **case.config
+        executor(*case.kind, threads=case.threads),
+        policies=_policies(case, alone),
+        drafter=eager_speculator() if case.drafting == "suffixes" else None,
+        **case.config,
     )
     _play(case, run)
     for name, heard in run.heard.items():
@@ -130,7 +134,7 @@ def _policies(case: Case, alone: dict[str, Heard]) -> Policies:
     propose = drafts_from(expected, lambda name, index: (index * 5 + len(name)) % 4 == 1)
     return Policies(
         chunk_size=lambda request, uncomputed, left: min(uncomputed, left, case.max_chunk),
-        propose_drafts=propose if case.drafting else None,
+        propose_drafts=propose if case.drafting == "scripted" else None,
     )
 
 

@@ -22,6 +22,7 @@ from cpu_runs import (
     assert_same,
     chunks_of,
     drafts_from,
+    eager_speculator,
     executor,
     fields,
     model,
@@ -206,6 +207,41 @@ def test_drafts_right_and_wrong(
         assert_same(heard, alone[name])
     # 4 requests of 30 tokens in lockstep would take 30 steps.
     assert run.scheduler.stats().steps < 20
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+@pytest.mark.parametrize(("precision", "kv_dtype"), PAIRS)
+def test_guesses_from_repetition(precision: str, kv_dtype: str, temperature: float) -> None:
+    """A random model falls into repeating itself, so suffixes guess well; the second half of the
+    requests asks what the first half asked."""
+    machine = executor("plain", precision, kv_dtype)
+    settings = (
+        {},
+        {"repetition_penalty": 1.05},
+        {"stop_token_ids": (40, 41)},
+        {"logit_bias": ((5, 2.0),)},
+    )
+    requests = [
+        fields(
+            f"r{index}",
+            prompt(20 + 9 * (index % 4), seed=index % 4),
+            seed=index % 4,
+            temperature=temperature,
+            max_tokens=60,
+            **settings[index % 4],
+        )
+        for index in range(8)
+    ]
+    speculator = eager_speculator()
+    run = Run(machine, drafter=speculator)
+    for half in (requests[:4], requests[4:]):
+        for request in half:
+            run.add(request)
+        run.finish()
+    account = speculator.ledger.account()
+    assert account.accepted > 20 and account.wasted > 20, "right ones and wrong ones"
+    for request in requests:
+        assert_same(run.heard[request["request_id"]], run_alone(machine, request))
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -11,7 +11,8 @@ fitted by recursive least squares with forgetting. Errors are weighed relative t
 a chunk that takes a second must not drown a decode that takes ten milliseconds. Slopes and
 prices are held at zero or above, so that a longer chunk is never predicted to be quicker.
 
-On top comes what was measured: for decode-only steps of up to 64 tokens, the mean ratio
+On top comes what was measured: for steps of up to 64 tokens that are all sampled from, as
+decodes and drafts are, the mean ratio
 between measured and fitted time at exactly that many tokens. That holds the teeth of the real
 curve (kernels work in tiles), where most steps happen.
 
@@ -62,8 +63,8 @@ class StepFeatures(NamedTuple):
 
     @property
     def is_decode_only(self) -> bool:
-        """One row a request; a prompt of one token costs as much as a decode."""
-        return self.num_tokens == self.num_requests
+        """Every row is sampled from: decodes and drafts, whose time the same tiles settle."""
+        return self.num_tokens == self.num_sampled
 
     def plus_decode(self, context_len: int) -> StepFeatures:
         """With one more row, the last of `context_len` tokens; it is sampled."""
@@ -111,6 +112,7 @@ _PRIOR = 1.0  # seconds squared; any sane coefficient is far smaller
 _LEAST = 1e-6  # seconds; no step is quicker
 _WARM_UP = 32  # steps whose times are believed whatever they are
 _MIXED_WARM_UP = 4  # of these, with a part of a prompt
+_FIRST_STEPS = 16  # that a rough price of rows takes, one of them with a part of a prompt
 _CLIP = 2.0  # a step this much slower or quicker than predicted is an outlier ...
 _REGIME = 8  # ... unless so many in a row are, all to the same side
 _TABLE = 64  # tokens of the largest decode-only step with a measured ratio
@@ -141,19 +143,33 @@ class CostModel:
         """Enough steps were seen, of both kinds, for predictions to be worth something."""
         return self._num_observed >= _WARM_UP and self._num_mixed >= _MIXED_WARM_UP
 
+    @property
+    def can_price_rows(self) -> bool:
+        """Enough was seen to tell roughly what a few more rows cost; trying them tells more."""
+        return self._num_observed >= _FIRST_STEPS and self._num_mixed > 0
+
     def predict(self, features: StepFeatures) -> float:
         """Expected seconds; 0 before anything was observed. Any thread may ask."""
         if not self._num_observed:
             return 0.0
         num_tokens = features.num_tokens
         seconds = self._prices.of(features)
-        if num_tokens <= _TABLE and num_tokens == features.num_requests:
+        if num_tokens <= _TABLE and num_tokens == features.num_sampled:
             seconds *= self._table[num_tokens]
         return seconds if seconds > _LEAST else _LEAST
 
+    def added_seconds(self, base: StepFeatures, more: StepFeatures) -> float:
+        """What rows that are sampled from add to a step: `more` is `base` with them.
+
+        Both sides by the table or both without: at its edge a ratio must not look like a price.
+        """
+        if base.num_tokens <= _TABLE < more.num_tokens:
+            return max(0.0, self._prices.of(more) - self._prices.of(base))
+        return max(0.0, self.predict(more) - self.predict(base))
+
     def predict_p95(self, features: StepFeatures) -> float:
         """Seconds that 19 of 20 such steps keep, going by the recent ones."""
-        return self.predict(features) * self._tails[features.num_tokens != features.num_requests]
+        return self.predict(features) * self._tails[features.num_tokens != features.num_sampled]
 
     def largest_chunk(
         self, base: StepFeatures, start: int, num_uncomputed: int, seconds: float

@@ -71,12 +71,13 @@ class KvCache:
                 return None
         return self._take(request, prefix)
 
-    def grow(self, request: Request, num_tokens: int) -> bool:
-        """Extend the block table to hold `num_tokens`; False if there are too few blocks."""
+    def grow(self, request: Request, num_tokens: int, at_most: int | None = None) -> bool:
+        """Extend the block table to hold `num_tokens`; False if there are too few blocks, or
+        more than `at_most` would be needed."""
         missing = -(-num_tokens // self.block_size) - len(request.block_table)
         if missing <= 0:
             return True
-        if missing > self.pool.num_available:
+        if missing > self.pool.num_available or (at_most is not None and missing > at_most):
             return False
         request.block_table += self.pool.allocate(missing)
         request.capacity = len(request.block_table) * self.block_size
@@ -120,6 +121,12 @@ class KvCache:
         request.num_computed = min(request.num_computed, request.capacity)
         request.num_committed = min(request.num_committed, request.capacity)
         request.num_indexed = min(request.num_indexed, kept)
+
+    def shrink(self, request: Request, num_tokens: int) -> None:
+        """Take the blocks behind the one of the last of `num_tokens` back."""
+        num_over = len(request.block_table) - -(-num_tokens // self.block_size)
+        if num_over > 0:
+            self.cut(request, num_over)
 
     def release(self, request: Request) -> None:
         """Take all blocks back; what the prefix cache knows stays findable."""

@@ -127,7 +127,8 @@ class Policies:
             a running request out of this step; a newly admitted one computes at least one.
             Somebody must get at least one when nobody decodes. Without `deadlines` only.
         propose_drafts: (request, limit) -> at most `limit` guessed next tokens, to be verified
-            in the same step; None to guess nothing.
+            in the same step, whatever that costs; None to guess nothing. A scheduler with a
+            drafter of its own (`speculation`) does not ask.
         reclaim: (victim, tokens lost) -> whether they are dropped or the victim is spared.
         classes: a higher class goes first and displaces lower ones, by pausing them.
         deadlines: parts of prompts are sized by the predicted time of the step, and ordered by

@@ -72,6 +72,7 @@ class Request:
         tenant: whose it is, for fairness between tenants.
         service_class: what it displaces and what displaces it.
         targets: what its client was promised.
+        speculate: whether its tokens may be guessed, and guessed from.
     """
 
     __slots__ = (
@@ -113,6 +114,7 @@ class Request:
         "request_id",
         "seed",
         "service_class",
+        "speculate",
         "state",
         "stop_token_id",
         "stop_tokens",
@@ -136,6 +138,7 @@ class Request:
         tenant: str = "",
         service_class: ServiceClass = ServiceClass.STANDARD,
         targets: LatencyTargets = NO_TARGETS,
+        speculate: bool = True,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -148,6 +151,7 @@ class Request:
         self.tenant = tenant
         self.service_class = service_class
         self.targets = targets
+        self.speculate = speculate
 
         self.num_prompt = len(prompt_token_ids)
         self.needs_history = params.has_penalties

@@ -26,6 +26,9 @@ batch class is owed a small share of all tokens (`batch_share`), and age lifts a
 As somebody always is spared by the choice of victims and is known to fit when alone, it always
 ends, and so does everybody after it.
 
+What is left of the budget may go to guesses of the next tokens of those that decode
+(`speculation`), in blocks that nobody wants (`drafting`).
+
 Cost: planning is linear in the running requests, with nothing in it that grows with their
 length; waiting requests cost nothing until there is room for them.
 """
@@ -38,6 +41,7 @@ from math import inf
 from hotbatch.core.batch_share import BatchShare
 from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.cost_model import CostModel
+from hotbatch.core.drafting import DraftFiller
 from hotbatch.core.errors import InvalidRequestError
 from hotbatch.core.fairness import VirtualTokenCounters
 from hotbatch.core.group import GroupRegistry
@@ -57,6 +61,7 @@ from hotbatch.core.request_check import check_request, max_output
 from hotbatch.core.roster import OWED, Roster
 from hotbatch.core.seating import Seating
 from hotbatch.core.service_class import ServiceClass
+from hotbatch.core.speculation import Drafter, EachAlone
 from hotbatch.core.stats import SchedulerStats
 from hotbatch.core.step import Step
 from hotbatch.core.step_filling import StepFiller
@@ -74,6 +79,7 @@ class Scheduler:
         config: sizes and modes.
         policies: the choices that may differ; the default is first come, first served.
         cost_model: predicts the time of steps; one is made if the policies need it.
+        drafter: guesses next tokens; without one, `policies.propose_drafts` does, if anything.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class Scheduler:
         config: SchedulerConfig,
         policies: Policies | None = None,
         cost_model: CostModel | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.config = config
         self._policies = policies = policies or Policies()
@@ -114,6 +121,14 @@ class Scheduler:
             seconds_for,
             config.max_num_batched_tokens,
         )
+        if drafter is None and policies.propose_drafts is not None:
+            drafter = EachAlone(policies.propose_drafts)
+        self._drafter = drafter
+        self._draft_filler: DraftFiller | None = None
+        if drafter is not None:
+            self._draft_filler = DraftFiller(
+                config, drafter, self._roster, self._kv, self._preemptor, self._seating
+            )
         self._gathering = WaitingQueue()  # of a static batch that is not formed yet
         self._closed_batch: set[Request] = set()  # live members of a static batch
         self._draining: set[Request] = set()  # ended, but a step in flight uses their blocks
@@ -232,6 +247,8 @@ class Scheduler:
             self._urgency.settle(request)
         if not step.planned:
             return None
+        if self._draft_filler is not None:
+            self._draft_filler.fill(step, now)
         return self._close_plan(step)
 
     def next_wakeup(self, now: float) -> float | None:
@@ -279,6 +296,8 @@ class Scheduler:
                 charges[account] = charges.get(account, 0) + len(event.token_ids)
         if ended:
             self._roster.drop_finished()
+        if self._drafter is not None:
+            self._drafter.settle(plan, result)
         if counters is not None:
             for (rank, tenant), num_output in charges.items():
                 counters[rank].charge(tenant, num_output=num_output)
@@ -287,6 +306,8 @@ class Scheduler:
     def fail(self, plan: StepPlan, message: str) -> list[TokenEvent]:
         """The whole step failed: end its requests with an error."""
         step = self._close_step(plan)
+        if self._drafter is not None:
+            self._drafter.drop(plan)
         events: list[TokenEvent] = []
         for request in step.requests:
             request.in_flight -= 1
@@ -319,6 +340,7 @@ class Scheduler:
             num_paused=num_paused,
             pauses=self._preemptor.num_pauses,
             expired=self._num_expired,
+            guesses=self._drafter.accounts() if self._drafter is not None else {},
         )
 
     def check_integrity(self) -> None:
@@ -371,6 +393,8 @@ class Scheduler:
         )
         self._next_step_id += 1
         self._steps[plan.step_id] = step
+        if self._drafter is not None:
+            self._drafter.planned(plan)
         return plan
 
     # Booking
@@ -416,6 +440,8 @@ class Scheduler:
         request.num_computed = request.num_committed = num_after - 1
         if (num_after - 1) // self._kv.block_size > request.num_indexed:
             self._kv.index(request)
+        if planned.num_drafts:
+            self._kv.shrink(request, num_after)
         self._num_generated_tokens += num_new
         if is_first:
             self._num_prompt_tokens += request.num_prompt
@@ -495,6 +521,8 @@ class Scheduler:
         self._groups.leave(request)
         self._closed_batch.discard(request)
         self._share.chosen.pop(request, None)
+        if self._drafter is not None:
+            self._drafter.end(request)
         self._draining.add(request)
         self._drain(request)
 

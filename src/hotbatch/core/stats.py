@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hotbatch.core.speculation.ledger import Account
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +14,8 @@ class SchedulerStats:
 
     `blocks_cached` are unreferenced but findable; `blocks_free` are empty; together with
     `blocks_used` they sum to `blocks_total`. `prefix_query_tokens` counts the prompt tokens
-    of admitted requests that asked the cache, `prefix_hit_tokens` those it had.
+    of admitted requests that asked the cache, `prefix_hit_tokens` those it had. `guesses` has
+    what guesses earned and cost, by their distance; empty where nothing is guessed.
     """
 
     num_running: int
@@ -29,6 +33,7 @@ class SchedulerStats:
     num_paused: int = 0  # hold blocks, but no seat
     pauses: int = 0
     expired: int = 0  # waited longer than the queue's time to live
+    guesses: Mapping[str, Account] = field(default_factory=dict)
 
     @property
     def block_usage(self) -> float:

@@ -12,7 +12,8 @@ class Step:
 
     `requests` runs parallel to `planned`; results are booked on these objects, not looked up
     by id, as a cancelled request's id may be in use again by then. The sums are what the cost
-    model wants to know (see `StepFeatures`).
+    model wants to know (see `StepFeatures`); those of the single tokens that are sampled from
+    are kept beside (`num_decodes`, `decode_context`).
     """
 
     __slots__ = (
@@ -20,7 +21,9 @@ class Step:
         "budget",
         "context_tokens",
         "copies",
+        "decode_context",
         "features",
+        "num_decodes",
         "num_sampled",
         "num_tokens",
         "planned",
@@ -36,6 +39,8 @@ class Step:
         self.context_tokens = 0
         self.attended = 0
         self.num_sampled = 0
+        self.num_decodes = 0
+        self.decode_context = 0
         self.features: StepFeatures | None = None
 
     def measure(self) -> StepFeatures:
@@ -53,7 +58,7 @@ class Step:
         start = request.num_computed
         self.enter(request, tuple(request.tokens[start : start + size]))
 
-    def enter(self, request: Request, tokens: tuple[int, ...], num_drafts: int = 0) -> None:
+    def enter(self, request: Request, tokens: tuple[int, ...]) -> None:
         """Compute these tokens; the request counts them as computed from now on."""
         start = request.num_computed
         size = len(tokens)
@@ -69,7 +74,10 @@ class Step:
                 tuple(request.tokens) if request.needs_history else (),
                 request.banned() if request.banned_early else (),
             )
-            self.num_sampled += 1 + num_drafts
+            self.num_sampled += 1
+            if size == 1:
+                self.num_decodes += 1
+                self.decode_context += end
         next_tokens: tuple[int, ...] = ()
         if request.params.prompt_logprobs is not None and num_known == request.num_prompt:
             next_tokens = tuple(request.tokens[start + 1 : end + 1])
@@ -80,7 +88,7 @@ class Step:
                 tokens,
                 request.block_table,
                 sample,
-                num_drafts,
+                0,
                 request.params.prompt_logprobs if next_tokens else None,
                 next_tokens,
             )
@@ -92,3 +100,21 @@ class Step:
         self.attended += end if size == 1 else size * start + size * (size + 1) // 2
         request.num_computed = end
         request.in_flight += 1
+
+    def add_drafts(self, index: int, drafts: tuple[int, ...]) -> None:
+        """Let guessed tokens follow the last token of the request at `index`, which samples.
+
+        Its block table must have room for them.
+        """
+        planned, request = self.planned[index], self.requests[index]
+        count = len(drafts)
+        end = request.num_computed
+        self.planned[index] = planned._replace(
+            tokens=planned.tokens + drafts, block_ids=request.block_table, num_drafts=count
+        )
+        self.budget -= count
+        self.num_tokens += count
+        self.num_sampled += count
+        self.context_tokens += count
+        self.attended += count * end + count * (count + 1) // 2
+        request.num_computed = end + count

@@ -140,8 +140,6 @@ class StepFiller:
     def _enter_decodes(
         self, step: Step, decodes: Sequence[Request], clock: StepClock | None
     ) -> None:
-        # Every running request can have one token; only what is over is spent on drafts.
-        spare = step.budget - len(self._roster.running)
         skipped = clock.skipped if clock is not None else ()
         running = RequestState.RUNNING
         for request in decodes:
@@ -151,24 +149,7 @@ class StepFiller:
                 break
             if skipped and request in skipped:
                 continue
-            start = request.num_computed
-            tokens: tuple[int, ...] = (request.tokens[start],)
-            if spare > 0 and self._policies.propose_drafts is not None:
-                tokens += self._drafts(request, spare)
-                spare -= len(tokens) - 1
-            step.enter(request, tokens, len(tokens) - 1)
-
-    def _drafts(self, request: Request, spare: int) -> tuple[int, ...]:
-        propose = self._policies.propose_drafts
-        if propose is None or request.banned():
-            return ()  # a sample spec bans tokens for one position only
-        limit = min(
-            spare,
-            request.max_output - request.num_output - 1,  # the last token needs no successor
-            # Guesses never take a block that work could have: they live in the table's last one.
-            request.capacity - len(request.tokens),
-        )
-        return tuple(propose(request, limit))[:limit] if limit > 0 else ()
+            step.enter(request, (request.tokens[request.num_computed],))
 
     def _enter_prompts_in_order(
         self, step: Step, rank: int, prompts: Sequence[Request], room: int, now: float

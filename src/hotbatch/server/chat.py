@@ -46,6 +46,7 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
                 request_id=request_id,
                 urgency=urgency,
                 cache_salt=body.cache_salt,
+                speculate=body.speculate is not False,
             )
     chat = _Chat(service, body, jobs, request_id, urgency)
     if body.stream:

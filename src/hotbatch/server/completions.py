@@ -49,6 +49,7 @@ async def create_completion(service: Service, http: HttpRequest) -> Response:
             request_id=request_id,
             urgency=urgency,
             cache_salt=body.cache_salt,
+            speculate=body.speculate is not False,
         )
     completion = _Completion(service, body, params, jobs, request_id, urgency)
     if body.stream:

@@ -74,6 +74,7 @@ class GenerationBody(Body):
     cache_salt: str | None = None
     priority: int | None = None
     slo: SloBody | None = None
+    speculate: bool | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

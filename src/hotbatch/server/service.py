@@ -29,6 +29,7 @@ from hotbatch.core.service_class import LatencyTargets, ServiceClass
 from hotbatch.engine.async_engine import AsyncEngine, EventStream
 from hotbatch.engine.engine import Engine
 from hotbatch.engine.seeds import child_seed
+from hotbatch.server import speculation_metrics
 from hotbatch.server.entrance import Entrance
 from hotbatch.server.errors import ModelNotFoundError
 from hotbatch.server.metrics import ServerMetrics
@@ -113,7 +114,10 @@ class Service:
             self.model_name,
             self.engine.stats,
             {"version": self.version, "precision": info.precision, "device": info.device},
-            service_metrics.families,
+            lambda labels: [
+                *service_metrics.families(labels),
+                *speculation_metrics.families(labels, self.engine.stats()),
+            ],
         )
         engine.step_observers += [self.metrics.on_step, service_metrics.on_step]
         engine.request_observers += [self.metrics.on_request, service_metrics.on_request]
@@ -198,6 +202,7 @@ class Service:
         request_id: str,
         urgency: Urgency,
         cache_salt: str | None = None,
+        speculate: bool = True,
     ) -> list[Job]:
         """Every prompt, `params.n` times, into the engine; choice i x n + k is the k-th of
         prompt i. If one is refused, none stays.
@@ -223,6 +228,7 @@ class Service:
                         tenant=urgency.tenant,
                         service_class=urgency.service_class,
                         targets=urgency.targets,
+                        speculate=speculate,
                     )
                     stream = self.engine.submit(request)
                     output = ChoiceOutput(self.tokenizer, params, prompt_ids)

@@ -1,0 +1,11 @@
+"""Guesses that pay: tokens computed before anybody knows that they are asked for.
+
+The walk of a guess, one module a station: `suffix_index` finds what followed the last time,
+`history` keeps what tenants were answered, `acceptance` knows how often such guesses come true,
+`pricing` decides how many a step computes, `speculator` joins them, `ledger` keeps the books.
+"""
+
+from hotbatch.core.speculation.ledger import Account, CalibrationRow
+from hotbatch.core.speculation.speculator import Drafter, EachAlone, Speculator
+
+__all__ = ["Account", "CalibrationRow", "Drafter", "EachAlone", "Speculator"]

@@ -1,0 +1,389 @@
+"""Guesses the next tokens of running requests, for the model to verify in the same step.
+
+A decode becomes several rows: its token and a few guessed ones. Each row is sampled exactly as
+it would be if the guesses before it were its real past, and what was sampled is kept up to the
+first guess that differs; so the output is what it would have been without guessing, and only
+the number of steps changes (speculative decoding, arXiv 2211.17192, for guesses without a
+distribution).
+
+Guesses come from the request's own text and from its tenant's recent answers (`suffix_index`,
+`history`); how likely they are is learnt (`acceptance`), how many join a step is a matter of
+price (`pricing`). The scheduler asks once a step, when everything else has its place, and
+tells what came of it.
+
+Cost: where no guess could pay, a few predictions a step. Otherwise about ten microseconds for
+each request that is asked, and where many run, those whose guesses did not pay are asked less
+and less often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from hotbatch.core.cost_model import CostModel
+from hotbatch.core.plan import StepPlan, StepResult
+from hotbatch.core.request import Request
+from hotbatch.core.speculation.acceptance import AcceptanceTable, OwnRecord, cell_of
+from hotbatch.core.speculation.history import AnswerHistory
+from hotbatch.core.speculation.ledger import NEXT_TOKENS, Account, Ledger
+from hotbatch.core.speculation.pricing import Market
+from hotbatch.core.speculation.suffix_index import Match, RecentText
+from hotbatch.core.step import Step
+
+_DEEPEST = 32  # guesses for a request in a step
+_INDEXED_PER_STEP = 512  # tokens of all texts; half a millisecond
+_OWN_GENERATION = 16_384  # tokens of a request that are forgotten at once
+_MOST_OWN_TOKENS = 524_288  # of all requests that run: some 160 MB
+_OWN, _ANSWERS = range(2)  # where a guess is from
+
+Drafts = tuple[int, tuple[int, ...]]
+"""The index of a request in the step, and the guessed tokens that follow its last one."""
+
+
+class Drafter(Protocol):
+    """What the scheduler asks for guesses."""
+
+    def draft(
+        self, step: Step, num_expected: int, limit_of: Callable[[Request], int], now: float
+    ) -> Sequence[Drafts]:
+        """Guesses for a step that holds everything else already, within `step.budget`.
+
+        Args:
+            num_expected: requests that have a seat or are about to get one.
+            limit_of: how many guesses a request of the step may have.
+        """
+        ...
+
+    def planned(self, plan: StepPlan) -> None:
+        """What was last asked for guesses is this step, and will be settled or dropped."""
+        ...
+
+    def settle(self, plan: StepPlan, result: StepResult) -> None:
+        """Learn from a step that ran."""
+        ...
+
+    def drop(self, plan: StepPlan) -> None:
+        """A step failed: nothing is to be learnt from it."""
+        ...
+
+    def end(self, request: Request) -> None:
+        """A request has ended, for whatever reason."""
+        ...
+
+    def accounts(self) -> Mapping[str, Account]:
+        """The books by distance."""
+        ...
+
+
+class _Guess(NamedTuple):
+    """The guessed next tokens of the request at `place` in the step; all lists run parallel.
+
+    `rates` are the chances by the table and `chances` those with the request's own record, both
+    given that the tokens before are right; `reach` is the chance of all up to there.
+    """
+
+    place: int
+    request: Request
+    tokens: list[int]
+    cells: list[int]
+    rates: list[float]
+    chances: list[float]
+    reach: list[float]
+
+
+class _Track:
+    """What is known of one request."""
+
+    __slots__ = ("num_indexed", "pause", "pauses_left", "record", "text")
+
+    def __init__(self) -> None:
+        self.text = RecentText(_OWN_GENERATION)
+        self.num_indexed = 0
+        self.record = OwnRecord()
+        self.pause = 1  # steps to leave it out when its guesses do not pay; doubles each time
+        self.pauses_left = 0
+
+
+class _Pending(NamedTuple):
+    """What a step in flight will tell about."""
+
+    guesses: list[_Guess]
+    seconds_spent: float
+    seconds_a_token: float
+
+
+class Speculator:
+    """The drafter that is served: guesses by price.
+
+    Args:
+        cost_model: predicts steps; before it can tell prices nothing is guessed.
+        depth: guess so many tokens for every request instead, whatever they cost; to compare.
+    """
+
+    def __init__(self, cost_model: CostModel, depth: int | None = None) -> None:
+        self.ledger = Ledger()
+        self.acceptance = AcceptanceTable()
+        self.history = AnswerHistory()
+        self._model = cost_model
+        self._depth = depth
+        self._tracks: dict[Request, _Track] = {}
+        self._num_own_tokens = 0
+        self._pending: dict[int, _Pending] = {}
+        self._asked: _Pending | None = None  # of the step that is being planned
+
+    def draft(
+        self, step: Step, num_expected: int, limit_of: Callable[[Request], int], now: float
+    ) -> Sequence[Drafts]:
+        self._asked = None
+        if step.budget <= 0 or not self._model.can_price_rows:
+            return ()
+        left = self._index_prompts(step)
+        if not step.num_decodes:
+            return ()
+        market = Market(self._model, step, num_expected)
+        if market.is_closed and self._depth is None:
+            return ()
+        least = market.least_chance if self._depth is None else 0.0
+        guesses = self._guess_all(step, num_expected, limit_of, least, left)
+        if not guesses:
+            return ()
+        counts = self._take(market, step, guesses, now)
+        spent = market.added_seconds(sum(counts)) if any(counts) else 0.0
+        self._asked = _Pending(guesses, spent, market.seconds_a_token)
+        return [
+            (guess.place, tuple(guess.tokens[:count]))
+            for guess, count in zip(guesses, counts, strict=True)
+            if count
+        ]
+
+    def planned(self, plan: StepPlan) -> None:
+        """The step of the last `draft` is on its way."""
+        if self._asked is not None:
+            self._pending[plan.step_id] = self._asked
+            self._asked = None
+
+    def settle(self, plan: StepPlan, result: StepResult) -> None:
+        self.history.catch_up(_INDEXED_PER_STEP)
+        pending = self._pending.pop(plan.step_id, None)
+        if pending is None:
+            return
+        attempted = accepted = 0
+        for guess in pending.guesses:
+            outcome = result.requests[guess.place]
+            if outcome.error is not None or not outcome.token_ids:
+                continue
+            attempted += plan.requests[guess.place].num_drafts
+            accepted += len(outcome.token_ids) - 1
+            self._learn(guess, outcome.token_ids)
+        if attempted:
+            saved = accepted * pending.seconds_a_token
+            self.ledger.book(attempted, accepted, pending.seconds_spent, saved)
+
+    def drop(self, plan: StepPlan) -> None:
+        self._pending.pop(plan.step_id, None)
+
+    def accounts(self) -> Mapping[str, Account]:
+        return {NEXT_TOKENS: self.ledger.account()}
+
+    def end(self, request: Request) -> None:
+        track = self._tracks.pop(request, None)
+        if track is not None:
+            self._num_own_tokens -= track.num_indexed
+        if request.speculate:
+            self.history.remember(request)
+
+    # Guessing
+
+    def _guess_all(
+        self,
+        step: Step,
+        num_expected: int,
+        limit_of: Callable[[Request], int],
+        least: float,
+        num_to_index: int,
+    ) -> list[_Guess]:
+        """Guesses of the decodes of a step that may pay, and of those asked now and then."""
+        guesses = []
+        for index, planned in enumerate(step.planned):
+            if planned.sample is None or len(planned.tokens) != 1:
+                continue
+            request = step.requests[index]
+            if not request.speculate:
+                continue
+            track = self._track(request)
+            if track.pauses_left > 0:
+                track.pauses_left -= 1
+                continue
+            limit = min(limit_of(request), self._depth or _DEEPEST)
+            if limit <= 0:
+                continue
+            num_to_index -= self._index(track, request, num_to_index)
+            guess = self._guess(index, request, track, limit, least)
+            if guess is not None:
+                guesses.append(guess)
+            self._note_interest(track, guess, least, num_expected)
+        return guesses
+
+    def _guess(
+        self, index: int, request: Request, track: _Track, limit: int, least: float
+    ) -> _Guess | None:
+        """The likeliest next tokens, as far as their chance is at least `least`, and one more."""
+        found = self._find(track, request)
+        if found is None:
+            return None
+        source, match = found
+        guess = _Guess(index, request, [], [], [], [], [])
+        rates, record = self.acceptance.rates, track.record
+        is_sampled = not request.params.is_greedy
+        reach = 1.0
+        for token_id, level, agreement in match.continuation():
+            cell = cell_of(source, is_sampled, level, agreement)
+            rate = rates[cell]
+            chance = record.chance(rate)
+            reach *= chance
+            guess.tokens.append(token_id)
+            guess.cells.append(cell)
+            guess.rates.append(rate)
+            guess.chances.append(chance)
+            guess.reach.append(reach)
+            if reach < least or len(guess.tokens) >= limit or token_id in request.stop_tokens:
+                break
+        return guess if guess.tokens else None
+
+    def _find(self, track: _Track, request: Request) -> tuple[int, Match] | None:
+        """The longer match; the request's own text if both are as long."""
+        own = track.text.find(request.tokens)
+        answers = self.history.find(request)
+        if own is not None and (answers is None or own.level >= answers.level):
+            return _OWN, own
+        return None if answers is None else (_ANSWERS, answers)
+
+    def _take(self, market: Market, step: Step, guesses: Sequence[_Guess], now: float) -> list[int]:
+        """How many tokens of each guess are verified."""
+        counts = [0] * len(guesses)
+        if self._depth is not None:
+            left = step.budget
+            for place, guess in enumerate(guesses):
+                counts[place] = min(len(guess.tokens), left)
+                left -= counts[place]
+            return counts
+        offers = [
+            (-chance, place)
+            for place, guess in enumerate(guesses)
+            for chance in guess.reach
+            if chance >= market.least_chance
+        ]
+        if not offers:
+            return counts
+        offers.sort()
+        dues = [
+            request.due
+            for request, planned in zip(step.requests, step.planned, strict=True)
+            if planned.sample is not None
+        ]
+        latest = market.latest_end(dues, now)
+        number = market.best_number([-chance for chance, _ in offers], latest)
+        for _, place in offers[:number]:
+            counts[place] += 1
+        return counts
+
+    def _note_interest(
+        self, track: _Track, guess: _Guess | None, least: float, num_expected: int
+    ) -> None:
+        """Where many run, ask those whose guesses cannot pay after 1, 2, 4, ... more steps."""
+        if guess is not None and guess.reach[0] >= least:
+            track.pause = 1
+            return
+        track.pauses_left = min(track.pause, num_expected // 4)
+        track.pause = min(2 * track.pause, 16)
+
+    # Learning
+
+    def _learn(self, guess: _Guess, token_ids: Sequence[int]) -> None:
+        """Compare with what came, up to the first that differs; past the end of the drafts one
+        more token is known."""
+        track = self._tracks.get(guess.request)
+        for token_id, guessed, cell, rate, chance in zip(
+            token_ids, guess.tokens, guess.cells, guess.rates, guess.chances, strict=False
+        ):
+            is_right = token_id == guessed
+            self.acceptance.note(cell, is_right)
+            self.ledger.note_chance(chance, is_right)
+            if track is not None:
+                track.record.note(rate, is_right)
+            if not is_right:
+                return
+
+    def _track(self, request: Request) -> _Track:
+        track = self._tracks.get(request)
+        if track is None:
+            track = self._tracks[request] = _Track()
+        return track
+
+    def _index_prompts(self, step: Step) -> int:
+        """Index what is known of prompts while they are computed; returns the tokens that may
+        still be indexed in this step."""
+        left = _INDEXED_PER_STEP
+        if step.num_tokens == step.num_decodes:
+            return left
+        for request, planned in zip(step.requests, step.planned, strict=True):
+            if len(planned.tokens) > 1 and request.speculate and left > 0:
+                left -= self._index(self._track(request), request, left)
+        return left
+
+    def _index(self, track: _Track, request: Request, num_tokens: int) -> int:
+        """Index at most so many tokens more of a request's text; returns how many."""
+        start = track.num_indexed
+        num_tokens = min(
+            num_tokens, len(request.tokens) - start, _MOST_OWN_TOKENS - self._num_own_tokens
+        )
+        if num_tokens <= 0:
+            return 0
+        track.text.extend(request.tokens[start : start + num_tokens])
+        track.num_indexed += num_tokens
+        self._num_own_tokens += num_tokens
+        return num_tokens
+
+
+class EachAlone:
+    """Guesses by a function that sees one request at a time, whatever they cost.
+
+    Args:
+        propose: (request, limit) -> at most `limit` guessed next tokens.
+    """
+
+    def __init__(self, propose: Callable[[Request, int], Sequence[int]]) -> None:
+        self._propose = propose
+
+    def draft(
+        self, step: Step, num_expected: int, limit_of: Callable[[Request], int], now: float
+    ) -> Sequence[Drafts]:
+        left = step.budget
+        drafts: list[Drafts] = []
+        for index, planned in enumerate(step.planned):
+            request = step.requests[index]
+            if planned.sample is None or len(planned.tokens) != 1 or not request.speculate:
+                continue
+            limit = min(limit_of(request), left)
+            guessed = tuple(self._propose(request, limit))[:limit] if limit > 0 else ()
+            if guessed:
+                drafts.append((index, guessed))
+                left -= len(guessed)
+        return drafts
+
+    def planned(self, plan: StepPlan) -> None:
+        """Nothing is learnt."""
+
+    def settle(self, plan: StepPlan, result: StepResult) -> None:
+        """Nothing is learnt."""
+
+    def drop(self, plan: StepPlan) -> None:
+        """Nothing is learnt."""
+
+    def end(self, request: Request) -> None:
+        """Nothing is learnt."""
+
+    def accounts(self) -> Mapping[str, Account]:
+        """There are none."""
+        return {}

@@ -1,0 +1,354 @@
+"""Which guesses are made, at what price, and what is learnt from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from core_factories import EOS, make_config, make_request, must_plan, result_of
+
+from hotbatch.core import Request, Scheduler, StepPlan
+from hotbatch.core.cost_model import CostModel, StepFeatures
+from hotbatch.core.speculation import Speculator
+from hotbatch.core.speculation.acceptance import AcceptanceTable, OwnRecord, cell_of
+from hotbatch.core.speculation.history import AnswerHistory
+from hotbatch.core.speculation.ledger import Ledger
+from hotbatch.core.speculation.pricing import Market
+from hotbatch.core.speculation.suffix_index import SOLE
+from hotbatch.core.step import Step
+
+
+def machine(per_token: float, *, fixed: float = 0.01, steps: int = 200) -> CostModel:
+    """A cost model that has seen a machine whose steps take `fixed` plus that much a token."""
+    model = CostModel()
+    for step in range(steps):
+        tokens = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)[step % 12]
+        features = StepFeatures(tokens, tokens, 20 * tokens, 20 * tokens, tokens)
+        model.observe(features, fixed + per_token * tokens)
+        if step % 10 == 0:
+            model.observe(StepFeatures(200, 1, 200, 20000, 0), fixed + per_token * 200)
+    return model
+
+
+def step_of(num_decodes: int, budget: int = 512) -> Step:
+    step = Step(budget)
+    for index in range(num_decodes):
+        request = make_request(f"r{index}", 20)
+        request.num_computed = 19
+        step.enter(request, (request.tokens[19],))
+    return step
+
+
+class Copyist:
+    """A scheduler whose model answers with given tokens, whatever the prompt."""
+
+    def __init__(self, model: CostModel, depth: int | None = None, **config: int) -> None:
+        self.speculator = Speculator(model, depth)
+        self.scheduler = Scheduler(
+            make_config(**({"block_size": 16, "num_blocks": 400, "max_model_len": 400} | config)),
+            cost_model=model,
+            drafter=self.speculator,
+        )
+        self.answers: dict[str, Sequence[int]] = {}
+        self.drafts: list[dict[str, int]] = []
+        self.now = 0.0
+
+    def serve(self, *requests: tuple[Request, Sequence[int]]) -> None:
+        """Run requests, each with its answer, to their end; `drafts` tells of each step."""
+        for request, answer in requests:
+            self.answers[request.request_id] = answer
+            self.scheduler.add(request)
+        by_id = {request.request_id: request for request, _ in requests}
+        while self.scheduler.has_work:
+            plan = must_plan(self.scheduler, self.now)
+            self.now += 0.01
+            tokens = {p.request_id: self._sampled(p.request_id, by_id, plan) for p in plan.requests}
+            self.scheduler.commit(plan, result_of(plan, tokens), self.now)
+            self.scheduler.check_integrity()
+            self.drafts.append({p.request_id: p.num_drafts for p in plan.requests})
+
+    def _sampled(self, name: str, by_id: dict[str, Request], plan: StepPlan) -> tuple[int, ...]:
+        (planned,) = [p for p in plan.requests if p.request_id == name]
+        guessed = planned.tokens[len(planned.tokens) - planned.num_drafts :]
+        rest = self.answers[name][by_id[name].num_output :]
+        sampled = []
+        for index, token in enumerate(rest[: planned.num_drafts + 1]):
+            sampled.append(token)
+            if index < len(guessed) and guessed[index] != token:
+                break
+        return tuple(sampled)
+
+
+TEXT = list(range(10, 90))
+
+
+def test_a_copied_text_takes_a_fraction_of_the_steps() -> None:
+    copyist = Copyist(machine(per_token=1e-4))
+    request = make_request("a", [*TEXT, 5], max_tokens=len(TEXT))
+    copyist.serve((request, TEXT))
+    assert request.tokens[request.num_prompt :] == TEXT
+    assert len(copyist.drafts) < 25
+    account = copyist.speculator.ledger.account()
+    assert account.accepted > 60
+    assert account.seconds_saved > account.seconds_spent > 0.0
+
+
+def test_nothing_is_guessed_where_every_token_costs_its_full_time() -> None:
+    copyist = Copyist(machine(per_token=0.01, fixed=1e-6))
+    copyist.serve((make_request("a", [*TEXT, 5], max_tokens=40), TEXT[:40]))
+    assert not any(sum(drafts.values()) for drafts in copyist.drafts)
+
+
+def test_nothing_is_guessed_before_the_cost_of_steps_is_known() -> None:
+    copyist = Copyist(CostModel())
+    copyist.serve((make_request("a", [*TEXT, 5], max_tokens=20), TEXT[:20]))
+    assert not any(sum(drafts.values()) for drafts in copyist.drafts[:16])
+
+
+def test_guesses_that_fail_are_given_up() -> None:
+    copyist = Copyist(machine(per_token=5e-4))
+    # What is generated never follows what followed the same token before.
+    answer = [token for turn in range(30) for token in (11, 100 + turn, 30, 200 + turn)]
+    copyist.serve((make_request("a", [*TEXT, 5], max_tokens=len(answer)), answer))
+    early = sum(sum(drafts.values()) for drafts in copyist.drafts[3:19])
+    late = sum(sum(drafts.values()) for drafts in copyist.drafts[-16:])
+    assert late < early
+    assert late <= 2
+
+
+def test_the_same_question_finds_its_answer() -> None:
+    copyist = Copyist(machine(per_token=1e-4))
+    question, answer = [1, 3, 5, 7, 9, 11], [*range(100, 140)]
+    copyist.serve((make_request("a", question, max_tokens=40), answer))
+    steps = len(copyist.drafts)
+    copyist.serve((make_request("b", question, max_tokens=40), answer))
+    assert steps >= 40
+    assert len(copyist.drafts) - steps < 20
+
+
+def test_tenants_and_salts_guess_from_their_own_answers_only() -> None:
+    for salt, tenant in (("pepper", ""), (None, "other")):
+        copyist = Copyist(machine(per_token=1e-4))
+        question, answer = [1, 3, 5, 7, 9, 11], [*range(100, 140)]
+        copyist.serve((make_request("a", question, max_tokens=40), answer))
+        steps = len(copyist.drafts)
+        other = make_request("b", question, max_tokens=40, cache_salt=salt)
+        other.tenant = tenant
+        copyist.serve((other, answer))
+        assert len(copyist.drafts) - steps == 40
+
+
+def test_who_opts_out_is_neither_guessed_for_nor_from() -> None:
+    copyist = Copyist(machine(per_token=1e-4))
+    for name in ("a", "b"):
+        request = make_request(name, [*TEXT, 5], max_tokens=30)
+        request.speculate = False
+        copyist.serve((request, TEXT[:30]))
+    assert not any(sum(drafts.values()) for drafts in copyist.drafts)
+    assert copyist.speculator.history.num_pending == 0
+
+
+def test_a_guess_ends_with_the_stop_token() -> None:
+    copyist = Copyist(machine(per_token=1e-5))
+    answer = [*range(100, 120), EOS]
+    prompt = [*answer, *range(200, 240), 99]
+    copyist.serve((make_request("a", prompt, max_tokens=40), answer))
+    # Of the drafts behind each step's tokens, none goes past the end of the text.
+    drafted = sum(sum(drafts.values()) for drafts in copyist.drafts)
+    assert drafted <= 21
+
+
+def test_a_fixed_depth_guesses_at_any_price() -> None:
+    copyist = Copyist(machine(per_token=0.01, fixed=1e-6), depth=3)
+    copyist.serve((make_request("a", [*TEXT, 5], max_tokens=40), TEXT[:40]))
+    assert max(sum(drafts.values()) for drafts in copyist.drafts) == 3
+    assert len(copyist.drafts) <= 14
+
+
+# Prices
+
+
+def test_more_drafts_where_rows_are_cheap_and_none_where_decodes_fill_the_machine() -> None:
+    chances = [0.9**depth for depth in range(1, 33)]
+    cheap = Market(machine(per_token=1e-5), step_of(1)).best_number(chances, 1.0)
+    dear = Market(machine(per_token=1e-3), step_of(1)).best_number(chances, 1.0)
+    crowded = Market(machine(per_token=1e-3), step_of(60)).best_number(chances, 1.0)
+    assert cheap > dear > crowded
+
+
+def test_the_number_of_drafts_yields_the_most_tokens_per_second() -> None:
+    model = machine(per_token=1e-3)
+    step = step_of(2)
+    market = Market(model, step)
+    chances = sorted([0.95, 0.9, 0.8, 0.5, 0.3, 0.3, 0.2, 0.1, 0.05], reverse=True)
+    rates = [
+        (2 + sum(chances[:number])) / (market.seconds + market.added_seconds(number))
+        for number in range(len(chances) + 1)
+    ]
+    assert market.best_number(chances, 1.0) == max(range(len(rates)), key=rates.__getitem__)
+
+
+def test_drafts_look_past_a_tooth_of_the_curve() -> None:
+    """Rows come in tiles of four: the second row costs as much as the second to fifth."""
+    model = CostModel()
+    for _ in range(40):
+        for tokens in range(1, 17):
+            features = StepFeatures(tokens, tokens, 20 * tokens, 20 * tokens, tokens)
+            model.observe(features, 0.006 + 0.004 * -(-(tokens + 2) // 4))
+        model.observe(StepFeatures(64, 1, 64, 4096, 0), 0.07)
+    market = Market(model, step_of(2))
+    chances = [0.5] * 8
+    assert market.added_seconds(1) / market.seconds_a_token > 0.5, "one alone cannot pay"
+    assert market.best_number(chances, 1.0) in (4, 8)
+
+
+def test_drafts_keep_the_deadline_that_the_step_would_keep_without_them() -> None:
+    market = Market(machine(per_token=1e-3), step_of(1))
+    chances = [0.99] * 8
+    assert market.best_number(chances, latest=1.0) == 8
+    tight = market.best_number(chances, latest=market.seconds + 0.0035)
+    assert 0 < tight <= 3
+    assert market.best_number(chances, latest=market.seconds) == 0
+    late, soon = 0.001, 5.0
+    assert market.latest_end([late, soon], now=0.0) == soon, "what is late anyway binds nobody"
+
+
+def test_where_many_are_about_to_decode_a_token_is_worth_what_it_will_cost_then() -> None:
+    model = machine(per_token=1e-3)
+    chances = [0.9, 0.8, 0.6]
+    alone = Market(model, step_of(1), num_expected=1)
+    soon_many = Market(model, step_of(1), num_expected=60)
+    assert alone.best_number(chances, 1.0) == 3
+    assert soon_many.seconds_a_token < alone.seconds_a_token / 5
+    assert soon_many.best_number(chances, 1.0) == 0
+
+
+def test_the_edge_of_the_table_is_no_bargain() -> None:
+    """Steps of 64 are slower than the curve says; 65 are not in the table, and not cheaper."""
+    model = machine(per_token=1e-3)
+    full = StepFeatures(64, 64, 1280, 1280, 64)
+    for _ in range(100):
+        model.observe(full, 1.3 * 0.074)
+    more = StepFeatures(65, 64, 1281, 1300, 65)
+    assert model.predict(more) < model.predict(full)
+    assert model.added_seconds(full, more) > 0.0
+
+
+def test_the_budget_bounds_the_drafts() -> None:
+    market = Market(machine(per_token=1e-5), step_of(1, budget=4))
+    assert market.best_number([0.99] * 8, 1.0) == 3
+
+
+# Chances
+
+
+def test_the_table_learns_how_often_guesses_come_true() -> None:
+    table = AcceptanceTable()
+    cell = cell_of(0, False, 3, SOLE)
+    for turn in range(400):
+        table.note(cell, turn % 4 != 0)
+    assert table.rates[cell] == pytest.approx(0.75, abs=0.03)
+    for _ in range(800):
+        table.note(cell, False)
+    assert table.rates[cell] < 0.15, "it forgets"
+
+
+def test_a_request_that_does_better_or_worse_than_others_shifts_its_chances() -> None:
+    lucky, unlucky = OwnRecord(), OwnRecord()
+    for _ in range(30):
+        lucky.note(0.5, True)
+        unlucky.note(0.5, False)
+    assert lucky.chance(0.5) > 0.6
+    assert unlucky.chance(0.5) < 0.25
+    assert OwnRecord().chance(0.5) == 0.5
+
+
+def test_guesses_that_are_not_verified_are_learnt_from_as_well() -> None:
+    copyist = Copyist(machine(per_token=2e-3))
+    copyist.serve((make_request("a", [*TEXT, 5], max_tokens=40), [*range(100, 140)]))
+    rows = copyist.speculator.ledger.calibration()
+    assert copyist.speculator.ledger.account().attempted <= sum(row.number for row in rows)
+
+
+# Books
+
+
+def test_the_ledger_tells_what_was_saved_and_wasted() -> None:
+    ledger = Ledger()
+    ledger.book(attempted=4, accepted=3, seconds_spent=0.002, seconds_saved=0.03)
+    ledger.book(attempted=4, accepted=0, seconds_spent=0.002, seconds_saved=0.0)
+    account = ledger.account()
+    assert (account.attempted, account.accepted, account.wasted) == (8, 3, 5)
+    assert account.seconds_spent == pytest.approx(0.004)
+    assert account.seconds_wasted == pytest.approx(0.0025)
+    assert account.seconds_saved == pytest.approx(0.03)
+
+
+def test_the_ledger_compares_told_chances_with_what_came() -> None:
+    ledger = Ledger()
+    for turn in range(10):
+        ledger.note_chance(0.52, turn % 2 == 0)
+        ledger.note_chance(1.0, True)
+    low, high = ledger.calibration()
+    assert low == (pytest.approx(0.52), 0.5, 10)
+    assert high == (1.0, 1.0, 10)
+
+
+# Bounds
+
+
+def answered(name: str, tenant: str, length: int) -> Request:
+    request = make_request(name, 3, max_tokens=length)
+    request.tenant = tenant
+    request.tokens += range(1000, 1000 + length)
+    return request
+
+
+def test_the_history_is_bounded_and_forgets_the_tenant_unheard_of_for_longest() -> None:
+    history = AnswerHistory(generation=50, most_tokens=250)
+    for turn in range(12):
+        history.remember(answered(f"r{turn}", f"tenant {turn % 4}", 60))
+        history.catch_up(10_000)
+        assert len(history) <= 250
+    assert history.find(answered("x", "tenant 3", 10)) is not None
+    assert history.find(answered("x", "tenant 0", 10)) is None
+
+
+def test_answers_are_indexed_bit_by_bit() -> None:
+    history = AnswerHistory()
+    history.remember(answered("a", "", 100))
+    assert history.num_pending == 103
+    history.catch_up(40)
+    assert (len(history), history.num_pending) == (40, 63)
+    history.catch_up(1000)
+    assert history.num_pending == 0
+
+
+def test_nothing_of_a_request_is_kept_after_its_end() -> None:
+    copyist = Copyist(machine(per_token=1e-4))
+    copyist.serve(
+        *((make_request(f"r{i}", [*TEXT, i], max_tokens=30), TEXT[i : i + 30]) for i in range(4))
+    )
+    speculator = copyist.speculator
+    assert not speculator._tracks and not speculator._pending
+    assert speculator._num_own_tokens == 0
+
+
+def test_those_whose_guesses_do_not_pay_are_asked_less_often_where_many_run() -> None:
+    copyist = Copyist(machine(per_token=4e-3), max_num_seqs=32, max_num_batched_tokens=512)
+    asked = 0
+    find = copyist.speculator._find
+
+    def counting(track: object, request: Request) -> object:
+        nonlocal asked
+        asked += 1
+        return find(track, request)  # type: ignore[arg-type]
+
+    copyist.speculator._find = counting  # type: ignore[assignment, method-assign]
+    copyist.serve(
+        *(
+            (make_request(f"r{i}", 8, max_tokens=60), range(500 + 60 * i, 560 + 60 * i))
+            for i in range(24)
+        )
+    )
+    assert asked < 24 * 60 / 3

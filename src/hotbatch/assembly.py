@@ -138,6 +138,7 @@ class _Shape:
     """What the executor gets where the options leave it open."""
 
     precision: str
+    why_precision: str  # empty where it was asked for
     kv_dtype: str
     num_blocks: int
     max_model_len: int
@@ -146,15 +147,14 @@ class _Shape:
 def _executor(options: EngineOptions, model: LoadedModel, report: Report | None) -> Executor:
     if options.device == "cuda":
         _require_gpu()
-    precision = options.precision
-    if precision == "auto":
-        precision = "int8" if options.device == "cpu" else "bf16"
+    precision, why_precision = _precision(options, model)
     kv_dtype = options.kv_cache_dtype
     if kv_dtype == "auto":
         kv_dtype = "f32" if precision == "f32" else "bf16"
     max_model_len = _max_model_len(options, model.config)
     shape = _Shape(
         precision=precision,
+        why_precision=why_precision,
         kv_dtype=kv_dtype,
         num_blocks=_num_blocks(options, model.config, kv_dtype, max_model_len),
         max_model_len=max_model_len,
@@ -175,6 +175,23 @@ def _executor(options: EngineOptions, model: LoadedModel, report: Report | None)
         ) from error
 
 
+def _precision(options: EngineOptions, model: LoadedModel) -> tuple[str, str]:
+    """The weights' precision, and why where it was left to us."""
+    if options.precision != "auto":
+        return options.precision, ""
+    if options.device == "cuda":
+        return "bf16", ""
+    from hotbatch.executor.cpu_executor import usable_cpus
+    from hotbatch.executor.precision import choose_precision
+
+    layer = model.weights.layers[0]
+    choice = choose_precision(
+        (layer.qkv, layer.attention_out, layer.gate_up, layer.down),
+        options.threads or usable_cpus(),
+    )
+    return choice.precision, choice.reason
+
+
 def _cpu_executor(
     options: EngineOptions, model: LoadedModel, shape: _Shape, report: Report | None
 ) -> Executor:
@@ -193,6 +210,7 @@ def _cpu_executor(
         model,
         num_blocks=shape.num_blocks,
         precision=shape.precision,
+        why_precision=shape.why_precision,
         threads=options.threads,
         block_size=options.block_size,
         max_model_len=shape.max_model_len,

@@ -40,6 +40,7 @@ class CpuExecutor:
         model: as loaded; its weights are packed here and may be dropped afterwards.
         precision: of weights and products: "int8" (activations in signed bytes, a scale for
             each group of 64), "int4" (the file's own 4-bit grid where it has one), "bf16", "f32".
+        why_precision: said in the description, where it was not asked for.
         threads: including the engine's own; None for the CPUs this process may use.
         num_blocks: KV blocks of `block_size` tokens.
         max_model_len: longest prompt plus output, at most the model's context.
@@ -60,6 +61,7 @@ class CpuExecutor:
         *,
         num_blocks: int,
         precision: str = "int8",
+        why_precision: str = "",
         threads: int | None = None,
         block_size: int = 16,
         max_model_len: int | None = None,
@@ -104,7 +106,8 @@ class CpuExecutor:
             num_blocks=num_blocks,
             block_size=block_size,
             description=(
-                f"{precision} weights ({self._program.weight_bytes / 1e6:.0f} MB), {kv_dtype} "
+                f"{precision} weights ({self._program.weight_bytes / 1e6:.0f} MB"
+                f"{', ' + why_precision if why_precision else ''}), {kv_dtype} "
                 f"cache ({self._program.cache_bytes / 1e6:.0f} MB), {self._program.isa}, "
                 f"{self._program.threads} threads"
             ),

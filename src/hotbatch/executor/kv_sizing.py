@@ -1,9 +1,9 @@
 """How large the KV cache is when nobody says: a rule a person can check by hand.
 
-    min(a quarter of the free memory, max(448 MiB, two requests of the longest length))
+    min(a quarter of the free memory, max(512 MiB, two requests of the longest length))
 
 A quarter leaves room for activations, the page cache under the weights and the neighbours.
-448 MiB holds 20,000 tokens of the embedded model (23 kB each in bf16), 64 clients of 300
+512 MiB holds 23,000 tokens of the embedded model (23 kB each in bf16), 64 clients of 350
 tokens, and keeps its server under 900 MB. A large model gets more, since a cache that cannot
 hold two of its longest requests would run them one after the other.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-DEFAULT_CAP_BYTES = 448 * 2**20
+DEFAULT_CAP_BYTES = 512 * 2**20
 FREE_SHARE = 0.25
 
 _NUMBER_BYTES = {"f32": 4, "bf16": 2, "int8": 1}

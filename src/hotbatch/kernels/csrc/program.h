@@ -104,7 +104,9 @@ class Program {
   int new_activation(Precision format, int cols);
   void run_op(const Op& op, const Batch& batch, int rows, const int32_t* selection);
   void run_rows(const Op& op, const Batch& batch, int begin, int end, const int32_t* selection,
-                int thread);
+                int thread, FetchAhead* ahead);
+  FetchAhead fetch_ahead(size_t begin, size_t end, int rows, int chunk, int chunks) const;
+  void list_context_blocks(const Batch& batch);
   void run_segment(size_t begin, size_t end, const Batch& batch);
   void run_linear(const Op& op, int rows);
   void run_gated(const Op& op, int rows);
@@ -141,6 +143,8 @@ class Program {
   int q_heads_ = 0;
   std::vector<WindowWork> windows_;
   std::vector<float> partials_;
+  std::vector<int32_t> context_blocks_;
+  std::vector<uint8_t> block_seen_;
   uint8_t* attention_scratch_ = nullptr;
   uint8_t* sample_scratch_ = nullptr;
   float* gated_scratch_ = nullptr;

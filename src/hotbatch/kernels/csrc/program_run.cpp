@@ -30,6 +30,9 @@ constexpr int kMaxRowsPerChunk = 96;
 // Pieces that a wide layer is cut into for each thread; fewer would not balance, more would
 // cost more in handing out than they give.
 constexpr int kPiecesPerThread = 16;
+// Keys and values of a layer that are fetched ahead of its attention: what a third cache holds
+// beside the weights that pass through it.
+constexpr size_t kFetchAheadBytes = size_t{8} << 20;
 
 constexpr const char* kKindNames[] = {"embed",  "norm",      "convert", "silu_mul", "linear",
                                       "gated",  "rotary", "attention", "select",  "sample"};
@@ -54,7 +57,7 @@ void Program::add_time(Kind kind, double seconds) {
 
 // Rows [begin, end) of an operation that looks at no other rows, on this thread.
 void Program::run_rows(const Op& op, const Batch& batch, int begin, int end,
-                       const int32_t* selection, int thread) {
+                       const int32_t* selection, int thread, FetchAhead* ahead) {
   const auto buffer = [this](int id) -> const Buffer& { return buffers_[static_cast<size_t>(id)]; };
   const auto stride = [](const Buffer& b) { return int64_t{round_up(b.cols, 16)}; };
   const auto vector = [this](int id) -> const float* {
@@ -90,6 +93,7 @@ void Program::run_rows(const Op& op, const Batch& batch, int begin, int end,
     case Kind::kLinear: {
       LinearArgs args = linear_args(op);
       args.prefetch_distance = args.weight->bytes_per_panel();
+      args.ahead = ahead;
       for (int panel = 0; panel < args.weight->panels(); ++panel)
         table_->linear(args, panel, begin, end);
       break;
@@ -97,6 +101,7 @@ void Program::run_rows(const Op& op, const Batch& batch, int begin, int end,
     case Kind::kGated: {
       GatedArgs args = gated_args(op, thread);
       args.linear.prefetch_distance = args.skip_distance = args.linear.weight->bytes_per_panel();
+      args.linear.ahead = ahead;
       for (int panel = 0; panel < args.linear.weight->panels(); panel += kGatedPanels)
         table_->gated_linear(args, panel, begin, end);
       break;
@@ -200,7 +205,7 @@ void Program::run_op(const Op& op, const Batch& batch, int rows, const int32_t* 
   const int pieces = (rows + rows_per_piece - 1) / rows_per_piece;
   pool_.parallel(pieces, [&](int piece, int thread) {
     run_rows(op, batch, piece * rows_per_piece, std::min(rows, (piece + 1) * rows_per_piece),
-             selection, thread);
+             selection, thread, nullptr);
   });
 }
 
@@ -220,13 +225,53 @@ void Program::run_segment(size_t begin, size_t end, const Batch& batch) {
   pool_.parallel(chunks, [&](int chunk, int thread) {
     const int row_begin = static_cast<int>(int64_t{rows} * chunk / chunks);
     const int row_end = static_cast<int>(int64_t{rows} * (chunk + 1) / chunks);
+    FetchAhead ahead = fetch_ahead(begin, end, row_end - row_begin, chunk, chunks);
     for (size_t i = begin; i < end; ++i) {
       const double start = profiling_ ? now_seconds() : 0.0;
-      run_rows(ops_[i], batch, row_begin, row_end, nullptr, thread);
+      run_rows(ops_[i], batch, row_begin, row_end, nullptr, thread,
+               ahead.lines_per_step ? &ahead : nullptr);
       // The first thread's time stands for all: they do the same.
       if (profiling_ && thread == 0) add_time(ops_[i].kind, now_seconds() - start);
     }
   });
+}
+
+// The share of chunk `chunk` in fetching what the attention after `end` will read, spread over
+// the linear layers of the segment.
+FetchAhead Program::fetch_ahead(size_t begin, size_t end, int rows, int chunk, int chunks) const {
+  FetchAhead ahead;
+  const int64_t count = static_cast<int64_t>(context_blocks_.size());
+  if (end >= ops_.size() || ops_[end].kind != Kind::kAttention || count == 0) return ahead;
+  int64_t steps = 0;
+  for (size_t i = begin; i < end; ++i) {
+    if (ops_[i].kind != Kind::kLinear && ops_[i].kind != Kind::kGated) continue;
+    const PackedLinear& weight = weights_[static_cast<size_t>(ops_[i].weight)];
+    steps += int64_t{weight.panels()} * fetch_steps(weight.precision, weight.inputs);
+  }
+  steps *= (rows + 5) / 6;
+  ahead.base = cache_[static_cast<size_t>(ops_[end].layer)];
+  ahead.block_bytes = static_cast<int64_t>(kv_block_bytes(layout_));
+  ahead.blocks = context_blocks_.data() + count * chunk / chunks;
+  ahead.blocks_end = context_blocks_.data() + count * (chunk + 1) / chunks;
+  const int64_t lines = (ahead.blocks_end - ahead.blocks) * ((ahead.block_bytes + 63) / 64);
+  ahead.lines_per_step = steps > 0 ? static_cast<int>((lines + steps - 1) / steps) : 0;
+  return ahead;
+}
+
+// The blocks that attention reads in this step, each once; as many as the third cache may hold.
+void Program::list_context_blocks(const Batch& batch) {
+  context_blocks_.clear();
+  const size_t most = kFetchAheadBytes / kv_block_bytes(layout_);
+  block_seen_.assign(static_cast<size_t>(cache_blocks_), 0);
+  for (int s = 0; s < batch.sequences; ++s) {
+    const int32_t* table = batch.block_table + int64_t{s} * batch.max_blocks;
+    const int blocks = (batch.context_lens[s] + layout_.block_size - 1) / layout_.block_size;
+    for (int b = 0; b < blocks && context_blocks_.size() < most; ++b) {
+      uint8_t& seen = block_seen_[static_cast<size_t>(table[b])];
+      if (!seen) context_blocks_.push_back(table[b]);
+      seen = 1;
+    }
+  }
 }
 
 void Program::plan_attention(const Batch& batch) {
@@ -352,6 +397,7 @@ void Program::run(const Batch& batch, const SampleArgs* sampling, float* logits_
   require(!sampling || sampling->rows == batch.logit_count, "sampling needs one row a logit row");
   const Awake awake(pool_);
   plan_attention(batch);
+  list_context_blocks(batch);
   for (size_t begin = 0; begin < first_selected_;) {
     size_t end = begin;
     while (end < first_selected_ && ops_[end].kind != Kind::kAttention) ++end;

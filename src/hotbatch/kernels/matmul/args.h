@@ -53,6 +53,14 @@ static inline int64_t panel_bytes(Precision precision, int k) {
   return 0;
 }
 
+// How often a tile of rows calls PanelPrefetch::step.
+static inline int fetch_steps(Precision precision, int k) {
+  const int padded = padded_inputs(precision, k);
+  return precision == Precision::kInt8 || precision == Precision::kInt4 ? padded / 32
+         : precision == Precision::kBf16                               ? padded / 16
+                                                                        : padded / 8;
+}
+
 struct PackedLinear {
   Precision precision = Precision::kF32;
   int outputs = 0;  // N
@@ -86,6 +94,29 @@ struct Activation {
   float* sums = nullptr;       // int4: scale * sum of the group's bytes, [M, groups]
 };
 
+// Memory that the next operation will read, fetched in small steps while this one computes: the
+// products leave the memory idle, attention leaves the arithmetic idle. It arrives in the second
+// cache and, pushed out from there, stays in the third.
+struct FetchAhead {
+  const uint8_t* base = nullptr;
+  int64_t block_bytes = 0;
+  const int32_t* blocks = nullptr;      // not yet begun
+  const int32_t* blocks_end = nullptr;
+  const uint8_t* at = nullptr;          // within the block under way
+  const uint8_t* end = nullptr;
+  int lines_per_step = 0;
+
+  void step() {
+    if (at >= end) {
+      if (blocks == blocks_end) return;
+      at = base + block_bytes * *blocks++;
+      end = at + block_bytes;
+    }
+    for (int line = 0; line < lines_per_step; ++line) __builtin_prefetch(at + 64 * line, 0, 2);
+    at += 64 * lines_per_step;
+  }
+};
+
 struct LinearArgs {
   const PackedLinear* weight = nullptr;
   const Activation* input = nullptr;
@@ -95,6 +126,7 @@ struct LinearArgs {
   // While a panel is computed, what lies this many bytes after it is fetched into the second
   // cache: the panel that this thread will most likely get next. 0: nothing.
   int64_t prefetch_distance = 0;
+  FetchAhead* ahead = nullptr;
 };
 
 // A gated linear layer followed by SiLU(gate) * up, written as the next layer's input.

@@ -69,9 +69,11 @@ inline int four_bytes(const int8_t* p) {
 struct PanelPrefetch {
   const uint8_t* next;  // null: nothing to fetch
   int lines_per_kilobyte;
+  FetchAhead* ahead;
 
   // For a kilobyte of this panel's weights.
   void step() {
+    if (ahead) ahead->step();
     if (!next) return;
     for (int line = 0; line < lines_per_kilobyte; ++line) __builtin_prefetch(next + 64 * line, 0, 2);
     next += 64 * lines_per_kilobyte;
@@ -258,7 +260,8 @@ inline void linear(const LinearArgs& args, int panel, int row_begin, int row_end
     const int height = rows / tiles + (tile < rows % tiles ? 1 : 0);
     const int64_t part = bytes / 1024 * lines * 64 * tile;
     const bool wanted = args.prefetch_distance > 0 && part < bytes;
-    choose_tile(precision, height)(args, panel, row, {wanted ? next + part : nullptr, lines});
+    choose_tile(precision, height)(args, panel, row,
+                                   {wanted ? next + part : nullptr, lines, args.ahead});
     row += height;
   }
 }

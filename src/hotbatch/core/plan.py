@@ -71,10 +71,12 @@ class PlannedRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """A request that lost its KV blocks in this plan, and why."""
+    """A request that lost its KV blocks in this plan, and why; it `keeps_blocks` if only the
+    last ones were taken."""
 
     request_id: str
     reason: str
+    keeps_blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,8 @@ class Preemptor:
             del victim.prompt_logprobs[victim.num_computed :]  # gathered anew when recomputed
         if victim.group is not None and victim.num_committed < victim.num_prompt:
             victim.group.dethrone(victim)
-        self.preempted.append(Preemption(victim.request_id, reason))
+        keeps_blocks = bool(victim.block_table)
+        self.preempted.append(Preemption(victim.request_id, reason, keeps_blocks))
         self.num_preemptions += 1
 
     def _pause(self, request: Request) -> None:

@@ -31,9 +31,11 @@ from hotbatch.core.scheduler import Scheduler
 from hotbatch.core.stats import SchedulerStats
 from hotbatch.engine.clock import MonotonicClock
 from hotbatch.engine.drain import DrainRates
+from hotbatch.engine.live_view import LiveView
 from hotbatch.engine.outstanding import Heard, Outstanding
 from hotbatch.engine.protocol import Clock, Executor, ExecutorInfo
 from hotbatch.engine.step_stats import RequestTimings, StepStats, count_decode_tokens
+from hotbatch.engine.step_trace import StepTrace
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +68,8 @@ class Engine:
     `deliver` is called on the engine's thread, once a step, with the events of that step; it
     must be quick and must not block. `step_observers` and `request_observers` are lists of
     callables for statistics, called on the same thread after `deliver`; one that raises is
-    logged and dropped. `unhealthy_after` is how many steps must fail in a row before
+    logged and dropped. `tracers` see plans and results too, after the step observers; they may
+    come and go while the engine runs. `unhealthy_after` is how many steps must fail in a row before
     `is_healthy` turns False (the next good step makes it True again).
     """
 
@@ -81,6 +84,7 @@ class Engine:
     ) -> None:
         self.step_observers: list[Callable[[StepStats], None]] = []
         self.request_observers: list[Callable[[RequestTimings], None]] = []
+        self.tracers: list[Callable[[StepTrace], None]] = []
         self._scheduler = scheduler
         self._executor = executor
         self._clock: Clock = MonotonicClock() if clock is None else clock
@@ -93,6 +97,7 @@ class Engine:
         self._num_seats = (
             config.max_num_seqs if config.batching == "continuous" else batch_size(config)
         )
+        self.view = LiveView(scheduler, self._outstanding, self._clock, self._num_seats)
         self._drain = DrainRates(config.max_num_batched_tokens)
         self._events: list[TokenEvent] = []  # of this turn, not yet delivered
         self._empty_turns = 0  # in a row, although there was work
@@ -291,10 +296,13 @@ class Engine:
         self._drain.note_step(plan.num_tokens - num_decode, executed - planned)
         committed = self._clock.now()
         heard = self._flush(committed)
-        if self.step_observers:
+        if self.step_observers or self.tracers:
             moments = (started, planned, executed, committed, self._clock.now())
-            failed = isinstance(result, str)
-            _tell(self.step_observers, self._step_stats(plan, num_decode, moments, heard, failed))
+            done = None if isinstance(result, str) else result
+            stats = self._step_stats(plan, num_decode, moments, heard, done is None)
+            _tell(self.step_observers, stats)
+            if self.tracers:
+                _tell(self.tracers, StepTrace(plan, done, stats))
         return True
 
     def _execute(self, plan: StepPlan) -> StepResult | str:

@@ -31,6 +31,7 @@ from hotbatch.engine.engine import Engine
 from hotbatch.engine.seeds import child_seed
 from hotbatch.server.entrance import Entrance
 from hotbatch.server.errors import ModelNotFoundError
+from hotbatch.server.live import LiveFeed
 from hotbatch.server.metrics import ServerMetrics
 from hotbatch.server.output import ChoiceOutput
 from hotbatch.server.service_metrics import ServiceMetrics
@@ -109,6 +110,15 @@ class Service:
             self.engine.load, self.engine.stats, lambda: self.entrance.refused
         )
         info = self.engine.info
+        self.live = LiveFeed(
+            self.engine,
+            self.entrance,
+            {
+                "version": self.version,
+                "model": self.model_name,
+                "has_chat": chat_template is not None,
+            },
+        )
         self.metrics = ServerMetrics(
             self.model_name,
             self.engine.stats,
@@ -243,5 +253,7 @@ class Service:
         return f"{prefix}-{wanted}"
 
     def close(self) -> None:
-        """Ends the text thread. The engine is stopped by whoever started it."""
+        """Ends the text thread and the live streams. The engine is stopped by whoever started
+        it."""
+        self.live.close()
         self._text_thread.shutdown(wait=False, cancel_futures=True)

@@ -6,6 +6,7 @@
 import { mix, palette } from "./colours.js";
 
 const SECONDS = 120; // that a chart over time shows
+const EVERY_FOURTH = [1, 4, 16, 64, 256, 1024, 4096];
 const FONT = "11px system-ui, sans-serif";
 
 class Chart {
@@ -13,7 +14,7 @@ class Chart {
     this.element = element;
     this.plot = null;
     new ResizeObserver(() => {
-      if (!this.plot || this.element.clientWidth === this.plot.width) return;
+      if (!this.plot || this.element.clientWidth === this.plot.width && this.element.clientHeight === this.plot.height) return;
       this.plot.setSize(this.#size());
     }).observe(element);
   }
@@ -26,7 +27,7 @@ class Chart {
   draw() {
     if (!this.plot) {
       this.colours = palette();
-      const options = { ...this.#size(), cursor: { show: false }, legend: { show: false }, padding: [8, 8, 0, 0], ...this.options() };
+      const options = { ...this.#size(), cursor: { show: false }, legend: { show: false }, padding: [8, 22, 0, 0], ...this.options() };
       this.plot = new window.uPlot(options, this.data(), this.element);
     } else {
       this.plot.setData(this.data());
@@ -135,6 +136,9 @@ export class TimeChart extends Chart {
     ink.moveTo(left, y);
     ink.lineTo(left + width, y);
     ink.stroke();
+    ink.fillStyle = this.colours.ink;
+    ink.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    ink.fillText(this.mark.name, left + 4, y - 5 * devicePixelRatio);
     ink.restore();
   }
 }
@@ -172,11 +176,11 @@ export class CurveChart extends Chart {
     return {
       scales: {
         x: { time: false, distr: 3, log: 2, range: (_, low, high) => [1, Math.max(64, 2 ** Math.ceil(Math.log2(high || 64)))] },
-        y: { range: (_, low, high) => [0, Math.max(1, high ?? 0) * 1.08] },
+        y: { distr: 3, range: (_, low, high) => [(low || 1) * 0.7, (high || 100) * 1.4] },
       },
       axes: [
-        this.axis((_, splits) => splits.map((value) => (Number.isInteger(Math.log2(value) / 2) || value > 256 ? short(value) : "")), { size: 22, grid: { show: false } }),
-        this.axis((_, splits) => splits.map((value) => `${short(value)} ms`), { size: 52, space: 34 }),
+        this.axis((_, splits) => splits.map((value) => (EVERY_FOURTH.includes(value) ? `${value}` : "")), { size: 22, grid: { show: false } }),
+        this.axis((_, splits) => splits.map((value) => `${value < 1 ? value : short(value)} ms`), { size: 52, space: 34 }),
       ],
       series: [
         {},

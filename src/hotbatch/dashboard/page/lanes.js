@@ -106,10 +106,14 @@ export class Lanes {
     const scale = Math.min(2, devicePixelRatio || 1);
     const width = this.canvas.parentElement.clientWidth;
     if (!width) return;
-    const tall = innerWidth < 820 ? 300 : 400;
-    this.pitch = Math.max(3, Math.min(26, Math.floor(tall / this.rows)));
+    // What the panel has; more only if the lanes would become too thin to be seen.
+    const stage = this.canvas.parentElement;
+    stage.style.minHeight = "";
+    const tall = stage.clientHeight;
+    this.pitch = Math.max(3, Math.min(28, Math.floor(tall / this.rows)));
     this.gutter = this.pitch >= 14 && width > 600 ? 86 : 12;
     const height = Math.max(tall, this.pitch * this.rows);
+    if (height > tall) stage.style.minHeight = `${height}px`;
     this.scale = scale;
     this.canvas.width = Math.round(width * scale);
     this.canvas.height = Math.round(height * scale);

@@ -11,6 +11,9 @@ const text = (id, value) => {
 };
 const percent = (share) => `${Math.round(share * 100)} %`;
 
+// Figures are means over so many seconds: they can be read, and long steps do not make them jump.
+const CALM = 2;
+
 /** What becomes of the time, in the order of the stack. */
 const TIMES = [
   { name: "steps of decodes", colour: "ink/0.75" },
@@ -22,8 +25,8 @@ const TIMES = [
 export class Panels {
   constructor() {
     this.hello = null;
-    this.last = null; // gauges before these, to take differences
-    this.busy = new TimeChart(byId("busy-chart"), { series: TIMES, stacked: true, most: 100, unit: " %", mark: { at: 70 } });
+    this.recent = []; // gauges of the last seconds, to take differences over a while
+    this.busy = new TimeChart(byId("busy-chart"), { series: TIMES, stacked: true, most: 100, unit: " %", mark: { at: 70, name: "70 %" } });
     this.curve = new CurveChart(byId("curve-chart"));
     this.rate = new TimeChart(byId("rate-chart"), {
       series: [{ name: "written", colour: "ink" }, { name: "prompts read", colour: "faint" }], least: 10,
@@ -37,7 +40,7 @@ export class Panels {
 
   begin(hello) {
     this.hello = hello;
-    this.last = null;
+    this.recent = [];
     this.order = hello.classes.map((_, rank) => rank).reverse(); // most urgent first
     this.queue.setSeries(this.order.map((rank) => ({ name: hello.classes[rank], colour: hello.classes[rank] })));
     for (const chart of this.charts) chart.clear();
@@ -59,10 +62,11 @@ export class Panels {
   }
 
   gauges(time, gauges) {
-    const before = this.last;
-    this.last = { time, ...gauges };
-    this.#state(gauges);
-    if (before && time > before.time) this.#rates(time, gauges, before);
+    this.recent.push({ time, ...gauges });
+    while (this.recent.length > 2 && this.recent[1].time <= time - CALM) this.recent.shift();
+    this.#state(time, gauges);
+    const before = this.recent[0];
+    if (time > before.time) this.#rates(time, gauges, before);
     this.#latency(gauges.latency_ms);
     if (gauges.curve) {
       this.curve.curve = gauges.curve.points;
@@ -72,7 +76,7 @@ export class Panels {
 
   // ---- what is
 
-  #state(gauges) {
+  #state(time, gauges) {
     const { hello } = this;
     const waiting = gauges.waiting.reduce((sum, count) => sum + count, 0);
     text("v-running", `${gauges.running}`);
@@ -84,8 +88,8 @@ export class Panels {
     text("v-kv", percent(used / all));
     text("v-kv-note", `of ${short(all * hello.block_size)} tokens`);
     text("kv-now", `${used} in use, ${cached} kept, ${free} free`);
-    this.kv.push(this.last.time, [100 * used / all, 100 * cached / all]);
-    this.queue.push(this.last.time, this.order.map((rank) => gauges.waiting[rank]));
+    this.kv.push(time, [100 * used / all, 100 * cached / all]);
+    this.queue.push(time, this.order.map((rank) => gauges.waiting[rank]));
     text("queue-now", gauges.refused ? `${gauges.refused} refused since the start` : "");
     for (const rank of this.order) {
       text(`wait-count-${rank}`, `${gauges.waiting[rank]}`);

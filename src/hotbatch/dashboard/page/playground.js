@@ -88,7 +88,7 @@ export class Playground {
     byId("stop").disabled = false;
     try {
       const prompts = [];
-      for (const job of jobs) prompts.push(await this.#encode(job.prompt, abort.signal));
+      for (const job of jobs) prompts.push(this.#fit(await this.#encode(job.prompt, abort.signal), job, maxTokens));
       const answer = await this.#post("/v1/completions", {
         prompt: prompts,
         service_tier: TIERS[serviceClass],
@@ -118,6 +118,12 @@ export class Playground {
       this.tokens.set(message, (await answer.json()).tokens);
     }
     return this.tokens.get(message);
+  }
+
+  /** Our own questions are made to fit a small context; what somebody wrote is not cut. */
+  #fit(tokens, job, maxTokens) {
+    const room = this.hello.context_len - maxTokens;
+    return QUESTIONS.includes(job.prompt) && room > 0 ? tokens.slice(0, room) : tokens;
   }
 
   async #post(path, body, signal) {

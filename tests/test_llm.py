@@ -20,6 +20,7 @@ from hotbatch.core.errors import (
 from hotbatch.core.request import Request
 from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.core.scheduler import Scheduler
+from hotbatch.core.service_class import class_of
 from hotbatch.engine import Engine, child_seed
 from hotbatch.llm import LLM, AsyncLLM, RequestOutput
 from hotbatch.simulator import SimulatedExecutor, TokenModel
@@ -416,3 +417,29 @@ def test_async_failure_is_raised():
                 pass
 
     run(scenario, make_engine(fail_steps={1: "scripted"}))
+
+
+@pytest.mark.parametrize(
+    ("priority", "expected"),
+    [(None, [0, 0, 0]), (-2, [-2, -2, -2]), ([1, 0, -1], [1, 0, -1])],
+)
+def test_priorities_reach_the_requests(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, priority: object, expected: list[int]
+):
+    requests: list[Request] = []
+    submit = llm._parts.engine.submit
+    monkeypatch.setattr(
+        llm._parts.engine, "submit", lambda request: (requests.append(request), submit(request))
+    )
+    generate(llm, ["a", "b", "c"], GREEDY, priority=priority)
+    assert [request.priority for request in requests] == expected
+    assert [request.service_class for request in requests] == [
+        class_of(None, each) for each in expected
+    ]
+
+
+@pytest.mark.parametrize("priority", [[1, 2], "abc", 1.5, ["x", "y", "z"]])
+def test_priorities_that_do_not_fit_are_refused(llm: LLM, priority: object):
+    with pytest.raises(InvalidRequestError) as caught:
+        generate(llm, ["a", "b", "c"], GREEDY, priority=priority)
+    assert caught.value.param == "priority"

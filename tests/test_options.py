@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from hotbatch.core.errors import OptionError
-from hotbatch.options import EngineOptions, ServerOptions, flag_of, parse_bytes
+from hotbatch.core.service_class import LatencyTargets, ServiceClass
+from hotbatch.options import (
+    EngineOptions,
+    PerClass,
+    ServerOptions,
+    flag_of,
+    parse_bytes,
+    parse_per_class,
+    parse_weights,
+)
 
 
 @pytest.mark.parametrize(
@@ -103,3 +112,48 @@ def test_every_option_says_what_it_means() -> None:
     for kind in (EngineOptions, ServerOptions):
         for item in dataclasses.fields(kind):
             assert item.metadata["help"].rstrip().endswith("."), flag_of(item.name)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("500", PerClass(500.0, 500.0, None)),
+        ("12.5", PerClass(12.5, 12.5, None)),
+        ("interactive=500,standard=2000,batch=none", PerClass(500.0, 2000.0, None)),
+        (" batch = 9000 , interactive=NONE ", PerClass(None, None, 9000.0)),
+    ],
+)
+def test_targets_by_class(text: str, value: PerClass) -> None:
+    assert parse_per_class(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0", "-1", "nan", "inf", "fast", "gold=5", "interactive", "standard=", "batch=x"]
+    + ["500,standard=3", "batch=1,batch=2"],
+)
+def test_what_is_no_target(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_per_class(text)
+
+
+def test_targets_are_in_seconds_and_defaults_are_no_promise() -> None:
+    options = EngineOptions()
+    assert options.targets()[ServiceClass.INTERACTIVE] == LatencyTargets(1.0, 0.1)
+    assert options.targets()[ServiceClass.BATCH] == LatencyTargets()
+    assert options.promised()[ServiceClass.INTERACTIVE] == LatencyTargets()
+    options = EngineOptions(ttft_slo=parse_per_class("standard=2000"))
+    assert options.targets()[ServiceClass.STANDARD] == LatencyTargets(2.0, 0.2)
+    assert options.targets()[ServiceClass.INTERACTIVE] == LatencyTargets(None, 0.1)
+    assert options.promised()[ServiceClass.STANDARD] == LatencyTargets(2.0, None)
+
+
+def test_weights_of_tenants() -> None:
+    assert parse_weights("key-0=2, alice=0.5,a=b=3") == {"key-0": 2.0, "alice": 0.5, "a=b": 3.0}
+    for text in ("", "alice", "alice=", "=2", "alice=0", "alice=-1", "a=1,a=2", "a=nan"):
+        with pytest.raises(ValueError):
+            parse_weights(text)
+    with pytest.raises(OptionError, match="--tenant-weights"):
+        EngineOptions(tenant_weights={"a": 0.0})
+    with pytest.raises(OptionError, match="--tenant-weights"):
+        EngineOptions(tenant_weights=["a"])  # type: ignore[arg-type]

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.errors import InvalidRequestError, OptionError
+from hotbatch.core.policies import Policies, full_policies
 from hotbatch.core.scheduler import Scheduler
+from hotbatch.core.service_class import LatencyTargets, ServiceClass
 from hotbatch.engine.engine import Engine
 from hotbatch.engine.protocol import Executor, ExecutorInfo
 from hotbatch.executor.kv_sizing import (
@@ -59,6 +61,16 @@ class Assembly:
     generation_defaults: Mapping[str, float]
 
     @property
+    def queue_ttl(self) -> float | None:
+        """Seconds after which a request that still waits is ended."""
+        return self.options.queue_ttl
+
+    @property
+    def promised(self) -> Mapping[ServiceClass, LatencyTargets]:
+        """Targets that the operator set, by class; the defaults are no promise."""
+        return self.options.promised()
+
+    @property
     def info(self) -> ExecutorInfo:
         return self.engine.info
 
@@ -78,7 +90,7 @@ def assemble(options: EngineOptions, report: Report | None = None) -> Assembly:
     tokenizer = _tokenizer(model)
     template = _chat_template(options, model, tokenizer)
     executor = _executor(options, model, report)
-    scheduler = Scheduler(_scheduler_config(options, executor.info))
+    scheduler = Scheduler(_scheduler_config(options, executor.info), _policies(options))
     return Assembly(
         options=options,
         name=model.name,
@@ -324,4 +336,14 @@ def _scheduler_config(options: EngineOptions, info: ExecutorInfo) -> SchedulerCo
         static_timeout=_STATIC_BATCH_TIMEOUT if timeout is None else timeout,
         enable_prefix_caching=options.enable_prefix_caching,
         vocab_size=info.vocab_size,
+        targets=options.targets(),
+        queue_time_to_live=options.queue_ttl,
+        tenant_weights=options.tenant_weights or {},
     )
+
+
+def _policies(options: EngineOptions) -> Policies:
+    """Closed batches are there to compare with: nobody displaces anybody in them."""
+    if options.scheduling == "full" and options.batching == "continuous":
+        return full_policies()
+    return Policies()

@@ -24,6 +24,7 @@ from hotbatch.core.errors import EngineStoppedError, HotbatchError, InvalidReque
 from hotbatch.core.plan import TokenEvent, TokenLogprob
 from hotbatch.core.request import Request
 from hotbatch.core.sampling_params import SamplingParams
+from hotbatch.core.service_class import class_of
 from hotbatch.engine import AsyncEngine, Engine, EventStream, child_seed
 from hotbatch.server.output import ChoiceOutput, Delta
 from hotbatch.text import ChatTemplate, Tokenizer
@@ -127,11 +128,13 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Generates for each prompt; the outputs are in the order of the prompts.
 
         `sampling_params` is one for all prompts or one for each. `use_tqdm` shows progress on
-        stderr (the name is vLLM's).
+        stderr (the name is vLLM's). `priority` is one for all or one for each, and lower goes
+        first: below 0 is the interactive class, 0 standard, above 0 batch.
 
         Raises:
             InvalidRequestError, ContextLengthError: a prompt or parameter can never work;
@@ -145,8 +148,13 @@ class LLM:
         else:
             raise _no_prompt(prompts)
         jobs = [
-            self._parts.job(str(next(self._names)), prompt, params)
-            for prompt, params in zip(listed, self._each(sampling_params, listed), strict=True)
+            self._parts.job(str(next(self._names)), prompt, params, rank)
+            for prompt, params, rank in zip(
+                listed,
+                self._each(sampling_params, listed),
+                _priorities(priority, len(listed)),
+                strict=True,
+            )
         ]
         return self._run(jobs, use_tqdm)
 
@@ -160,6 +168,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """`generate` for one conversation (a list of messages) or a list of them.
 
@@ -175,8 +184,11 @@ class LLM:
         conversations: Sequence[Any] = [messages] if one else messages
         check_variables(chat_template_kwargs or {})
         jobs = []
-        for conversation, params in zip(
-            conversations, self._each(sampling_params, conversations), strict=True
+        for conversation, params, rank in zip(
+            conversations,
+            self._each(sampling_params, conversations),
+            _priorities(priority, len(conversations)),
+            strict=True,
         ):
             text = self._parts.render(
                 conversation,
@@ -188,7 +200,7 @@ class LLM:
             # The template has written the special tokens already.
             ids = self._parts.tokenizer.encode(text, add_special_tokens=False)
             prompt = {"prompt": text, "prompt_token_ids": ids}
-            jobs.append(self._parts.job(str(next(self._names)), prompt, params))
+            jobs.append(self._parts.job(str(next(self._names)), prompt, params, rank))
         return self._run(jobs, use_tqdm)
 
     def shutdown(self) -> None:
@@ -297,18 +309,24 @@ class AsyncLLM:
         return self._parts.default_params()
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None, request_id: str
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None,
+        request_id: str,
+        *,
+        priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
         """Yields the output as it grows (each time all of it); the last one is `finished`.
 
         Leaving the iteration early cancels the request, once the iterator is closed.
+        `priority` is as in `LLM.generate`.
 
         Raises:
             InvalidRequestError, ContextLengthError: the request can never work.
             HotbatchError: the engine failed while generating.
         """
         params = sampling_params or self.get_default_sampling_params()
-        job = self._parts.job(request_id, prompt, params)
+        job = self._parts.job(request_id, prompt, params, priority)
         streams: list[EventStream] = []
         try:
             for request in job:
@@ -363,7 +381,9 @@ class _Parts:
             )
         return self.chat_template.render(messages, **options)
 
-    def job(self, request_id: str, prompt: Prompt, params: SamplingParams) -> _Job:
+    def job(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0
+    ) -> _Job:
         text, ids = self._tokens(prompt)
         ends = self.tokenizer.eos_token_ids if self.eos_token_ids is None else self.eos_token_ids
         seed = self._base_seed(params)
@@ -374,6 +394,8 @@ class _Parts:
                 params,
                 seed=child_seed(seed, index),
                 eos_token_ids=ends,
+                priority=priority,
+                service_class=class_of(None, priority),
                 group_id=request_id if params.n > 1 else None,
             )
             for index in range(params.n)
@@ -395,6 +417,21 @@ class _Parts:
             if ids is None and isinstance(text, str):
                 return text, self.tokenizer.encode(text)
         raise _no_prompt(prompt)
+
+
+def _priorities(priority: int | Sequence[int] | None, count: int) -> Sequence[int]:
+    listed = priority if isinstance(priority, Sequence) else [priority or 0] * count
+    if isinstance(listed, str) or not all(type(each) is int for each in listed):
+        raise InvalidRequestError(
+            f"priority must be an int or a list of ints, got {priority!r:.80}.", param="priority"
+        )
+    if len(listed) != count:
+        raise InvalidRequestError(
+            f"There are {len(listed)} priorities for {count} prompts; give one for all, or one "
+            "for each.",
+            param="priority",
+        )
+    return listed
 
 
 def _no_prompt(given: object) -> InvalidRequestError:

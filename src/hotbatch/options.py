@@ -11,14 +11,16 @@ Names follow `vllm serve` where the meaning is the same.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hotbatch.core.errors import InvalidRequestError, OptionError
 from hotbatch.core.sampling_params import SamplingParams
+from hotbatch.core.service_class import LatencyTargets, ServiceClass
 from hotbatch.models.embedded import EMBEDDED_MODEL_NAME
 
 MAX_BYTES = 2**50
@@ -38,6 +40,71 @@ def parse_bytes(text: str | int) -> int:
     if size > MAX_BYTES:  # so many digits that it would be infinite, too
         raise ValueError(f"{text!r:.40} is more than any machine has")
     return int(size)
+
+
+_CLASSES = {service_class.label: service_class for service_class in ServiceClass}
+
+
+@dataclass(frozen=True, slots=True)
+class PerClass:
+    """A number for each service class; None where nothing was said or 'none'."""
+
+    interactive: float | None = None
+    standard: float | None = None
+    batch: float | None = None
+
+    def of(self, service_class: ServiceClass) -> float | None:
+        value: float | None = getattr(self, service_class.label)
+        return value
+
+
+def parse_per_class(text: str | float) -> PerClass:
+    """Read '500' (interactive and standard) or 'interactive=500,standard=2000,batch=none'.
+
+    Raises:
+        ValueError: a class that there is not, or no positive number; the message says what is.
+    """
+    parts = [part.strip() for part in str(text).split(",")]
+    if len(parts) == 1 and "=" not in parts[0]:
+        value = _positive(parts[0])
+        return PerClass(value, value)
+    values: dict[str, float | None] = {}
+    for part in parts:
+        name, equals, number = (piece.strip() for piece in part.partition("="))
+        if not equals or name not in _CLASSES:
+            raise ValueError(f"{part!r} is not CLASS=NUMBER; the classes are {', '.join(_CLASSES)}")
+        if name in values:
+            raise ValueError(f"{name} is given twice")
+        values[name] = None if number.lower() == "none" else _positive(number)
+    return PerClass(**values)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < math.inf:
+        raise ValueError(f"{text!r} is not a number above 0")
+    return value
+
+
+def parse_weights(text: str) -> dict[str, float]:
+    """Read 'key-0=2,alice=0.5'.
+
+    Raises:
+        ValueError: not of this form, a name twice, or a weight that is not above 0.
+    """
+    weights: dict[str, float] = {}
+    for part in text.split(","):
+        # A user's name may hold an equals sign, a number cannot.
+        name, equals, number = part.strip().rpartition("=")
+        if not equals or not name:
+            raise ValueError(f"{part!r} is not TENANT=WEIGHT, such as alice=2")
+        if name in weights:
+            raise ValueError(f"tenant {name} is given twice")
+        weights[name] = _positive(number)
+    return weights
 
 
 def option(
@@ -72,6 +139,7 @@ def option(
 
 
 MODEL, BATCH, MEMORY, REUSE = "Model", "Batching", "KV cache", "Reuse"
+SERVICE = "Service"
 SERVER, SAMPLING = "Server", "Sampling"
 
 
@@ -158,6 +226,47 @@ class EngineOptions:
         low=0.0,
         metavar="SECONDS",
     )
+    scheduling: Literal["full", "first-come"] = option(
+        "full",
+        "'full' knows service classes, deadlines, tenants and expected lengths: urgent requests "
+        "go first and displace others, nobody starves. 'first-come' is plain continuous "
+        "batching with a fixed token budget, there to compare with.",
+        group=SERVICE,
+    )
+    ttft_slo: PerClass | None = option(
+        None,
+        "Target for the time to the first token in milliseconds: one number for interactive and "
+        "standard requests, or like 'interactive=500,standard=2000,batch=none'. A request may "
+        "bring its own. Without it, 1000 for interactive and 5000 for standard ones.",
+        group=SERVICE,
+        metavar="MS",
+        parse=parse_per_class,
+    )
+    tpot_slo: PerClass | None = option(
+        None,
+        "Target for the time of each token after the first, likewise. Without it, 100 for "
+        "interactive and 200 for standard requests.",
+        group=SERVICE,
+        metavar="MS",
+        parse=parse_per_class,
+    )
+    queue_ttl: float | None = option(
+        None,
+        "Seconds after which a request that still waits is ended with an error; without it, "
+        "none is.",
+        group=SERVICE,
+        low=0.001,
+        metavar="SECONDS",
+    )
+    tenant_weights: Mapping[str, float] | None = option(
+        None,
+        "Shares of tenants relative to others in their class, such as 'key-0=2,alice=0.5'; 1 "
+        "where not named. A tenant is an API key (key-0 is the first), or without keys the "
+        "request's user.",
+        group=SERVICE,
+        metavar="TENANT=N",
+        parse=parse_weights,
+    )
     kv_cache_memory_bytes: int | None = option(
         None,
         "Size of the KV cache, such as 512M or 2G; without it, what two of the longest requests "
@@ -213,11 +322,45 @@ class EngineOptions:
                 f"--block-size must be a multiple of 16; got {self.block_size}.",
                 param="--block-size",
             )
+        if self.tenant_weights is not None:
+            for tenant, weight in self.tenant_weights.items():
+                if not 0.0 < weight < math.inf:
+                    raise OptionError(
+                        f"--tenant-weights: the weight of {tenant!r} must be above 0, "
+                        f"got {weight}.",
+                        param="--tenant-weights",
+                    )
         if self.chat_template is not None and not self.chat_template.is_file():
             raise OptionError(
                 f"--chat-template {self.chat_template}: there is no such file.",
                 param="--chat-template",
             )
+
+    def targets(self) -> dict[ServiceClass, LatencyTargets]:
+        """Targets by class: those given, else the defaults."""
+        return _targets(self.ttft_slo or _DEFAULT_TTFT, self.tpot_slo or _DEFAULT_TPOT)
+
+    def promised(self) -> dict[ServiceClass, LatencyTargets]:
+        """Those that were given only."""
+        return _targets(self.ttft_slo or PerClass(), self.tpot_slo or PerClass())
+
+
+def _targets(ttft: PerClass, tpot: PerClass) -> dict[ServiceClass, LatencyTargets]:
+    return {
+        service_class: LatencyTargets(
+            _seconds(ttft.of(service_class)), _seconds(tpot.of(service_class))
+        )
+        for service_class in ServiceClass
+    }
+
+
+# Milliseconds. Slower than this, somebody who watches feels it; twice as slow, one who waits.
+_DEFAULT_TTFT = PerClass(interactive=1000.0, standard=5000.0)
+_DEFAULT_TPOT = PerClass(interactive=100.0, standard=200.0)
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +413,25 @@ class ServerOptions:
     )
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "How much the server says.", group=SERVER
+    )
+
+    max_queue_requests: int | None = option(
+        10_000,
+        "Most requests of a class and those above it that may wait because they cannot run yet; "
+        "more are refused with 429. 0 lets nobody wait.",
+        group=SERVICE,
+        low=0,
+    )
+    max_queue_tokens: int | None = option(
+        None, "Most prompt tokens that may wait, likewise.", group=SERVICE, low=0
+    )
+    max_queue_wait: float | None = option(
+        None,
+        "Requests whose first token is predicted to take more seconds are refused with 429, but "
+        "for those of the batch class.",
+        group=SERVICE,
+        low=0.001,
+        metavar="SECONDS",
     )
 
     def __post_init__(self) -> None:
@@ -352,6 +514,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if get_origin(hint) is tuple:
         return isinstance(value, tuple) and all(_fits(part, get_args(hint)[0]) for part in value)
     kinds = tuple(kind for kind in get_args(hint) if kind is not type(None)) or (hint,)
+    kinds = tuple(get_origin(kind) or kind for kind in kinds)  # a Mapping[...] is a Mapping
     if isinstance(value, bool):
         return bool in kinds
     return isinstance(value, (int, float) if float in kinds else kinds)

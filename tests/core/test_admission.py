@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from hotbatch.core.admission import (
@@ -15,12 +18,17 @@ from hotbatch.core.admission import (
 from hotbatch.core.errors import InvalidRequestError, OverloadedError
 from hotbatch.core.service_class import ServiceClass
 
-FULL = Load()  # no seat and no memory free, nobody waits
+FULL = Load(num_seats=256, num_tokens=10**6)  # nothing is free, nobody waits
 
 
-def refusal(door: Door, load: Load, *args: object, **kwargs: object) -> OverloadedError:
+def load(**facts: Any) -> Load:
+    """Of a machine with 256 seats; nothing of it is free unless it is said."""
+    return replace(FULL, **facts)
+
+
+def refusal(door: Door, now: Load, *args: object, **kwargs: object) -> OverloadedError:
     with pytest.raises(OverloadedError) as caught:
-        door.enter(load, *args, **kwargs)  # type: ignore[arg-type]
+        door.enter(now, *args, **kwargs)  # type: ignore[arg-type]
     return caught.value
 
 
@@ -53,25 +61,45 @@ def test_all_of_one_client_enter_or_none() -> None:
 
 def test_what_waits_in_the_engine_counts_like_what_is_entering() -> None:
     door = Door(QueueLimits(max_requests=8))
-    load = Load(waiting=(2, 3, 1), waiting_tokens=(20, 30, 10))
-    door.enter(load, 2, 20)
-    refusal(door, load, 1, 10)
+    now = load(waiting=(0, 4, 2), waiting_tokens=(0, 40, 20))
+    door.enter(now, 2, 20)
+    refusal(door, now, 1, 10)
 
 
 def test_who_can_run_at_once_does_not_wait() -> None:
     door = Door(QueueLimits(max_requests=0, max_tokens=0))
-    load = Load(free_seats=3, free_tokens=1000)
+    now = load(free_seats=3, free_tokens=1000)
     for _ in range(3):
-        door.enter(load, 1, 100)
-    refusal(door, load, 1, 100)
+        door.enter(now, 1, 100)
+    refusal(door, now, 1, 100)
 
 
 def test_seats_without_memory_are_no_room() -> None:
     door = Door(QueueLimits(max_requests=2))
-    load = Load(free_seats=256, free_tokens=500)
+    now = load(free_seats=256, free_tokens=500)
     for _ in range(7):  # five by memory, and two wait
-        door.enter(load, 1, 100)
-    assert refusal(door, load, 1, 100).reason == QUEUE_REQUESTS
+        door.enter(now, 1, 100)
+    assert refusal(door, now, 1, 100).reason == QUEUE_REQUESTS
+
+
+def test_a_flood_of_a_lower_class_shuts_out_nobody_else() -> None:
+    door = Door(QueueLimits(max_requests=8))
+    for _ in range(8):
+        door.enter(FULL, 1, 10, ServiceClass.BATCH)
+    refusal(door, FULL, 1, 10, ServiceClass.BATCH)
+    door.enter(FULL, 8, 10, ServiceClass.STANDARD)
+    refusal(door, FULL, 1, 10, ServiceClass.STANDARD)
+    refusal(door, FULL, 1, 10, ServiceClass.BATCH)
+    door.enter(FULL, 1, 10, ServiceClass.INTERACTIVE)
+
+
+def test_who_can_displace_does_not_wait() -> None:
+    door = Door(QueueLimits(max_requests=0))
+    now = load(displaceable=(0, 1, 2), free_tokens=1000)
+    door.enter(now, 1, 10, ServiceClass.INTERACTIVE)
+    door.enter(now, 1, 10, ServiceClass.INTERACTIVE)
+    refusal(door, now, 1, 10, ServiceClass.INTERACTIVE)
+    refusal(door, now, 1, 10, ServiceClass.BATCH)
 
 
 def test_prompt_tokens_are_bounded_too() -> None:
@@ -85,14 +113,14 @@ def test_prompt_tokens_are_bounded_too() -> None:
 
 def test_a_long_prompt_is_no_queue_when_the_machine_is_free() -> None:
     door = Door(QueueLimits(max_tokens=100))
-    door.enter(Load(free_seats=4, free_tokens=10_000), 1, 5000)
+    door.enter(load(free_seats=4, free_tokens=10_000), 1, 5000)
 
 
 def test_a_predicted_wait_beyond_the_limit_is_refused() -> None:
     door = Door(QueueLimits(max_wait=2.0))
-    load = Load(waiting=(0, 19, 0), waiting_tokens=(0, 1900, 0), completions_per_second=10.0)
-    door.enter(load, 1, 100)  # the twentieth seat becomes free after 2 s
-    error = refusal(door, load, 1, 100)
+    now = load(waiting=(0, 19, 0), waiting_tokens=(0, 1900, 0), completions_per_second=10.0)
+    door.enter(now, 1, 100)  # the twentieth seat becomes free after 2 s
+    error = refusal(door, now, 1, 100)
     assert error.reason == QUEUE_WAIT
     assert "--max-queue-wait allows 2.0 s" in error.message
     assert error.retry_after == 1.0
@@ -100,29 +128,36 @@ def test_a_predicted_wait_beyond_the_limit_is_refused() -> None:
 
 def test_the_target_of_the_request_counts_if_it_is_tighter() -> None:
     door = Door(QueueLimits(max_wait=10.0))
-    load = Load(waiting=(0, 30, 0), waiting_tokens=(0, 30_000, 0), prompt_tokens_per_second=1e4)
-    assert "the target for the first token" in refusal(door, load, 1, 10, max_wait=1.0).message
-    door.enter(load, 1, 10, max_wait=60.0)
-    door.enter(load, 1, 10, ServiceClass.INTERACTIVE, max_wait=1.0)
+    now = load(waiting=(0, 30, 0), waiting_tokens=(0, 30_000, 0), prompt_tokens_per_second=1e4)
+    assert "the target for the first token" in refusal(door, now, 1, 10, max_wait=1.0).message
+    door.enter(now, 1, 10, max_wait=60.0)
+    door.enter(now, 1, 10, ServiceClass.INTERACTIVE, max_wait=1.0)
 
 
 def test_an_urgent_request_waits_for_its_equals_only() -> None:
     door = Door(QueueLimits(max_wait=1.0))
-    load = Load(waiting=(50, 50, 2), seats_of=(0, 0, 4), completions_per_second=1.0)
-    door.enter(load, 1, 10, ServiceClass.INTERACTIVE)
-    refusal(door, load, 1, 10, ServiceClass.STANDARD)
+    now = load(waiting=(50, 50, 2), displaceable=(0, 0, 4), completions_per_second=1.0)
+    door.enter(now, 1, 10, ServiceClass.INTERACTIVE)
+    refusal(door, now, 1, 10, ServiceClass.STANDARD)
+
+
+def test_batch_work_may_wait_unless_it_says_otherwise() -> None:
+    door = Door(QueueLimits(max_wait=1.0))
+    now = load(waiting=(50, 0, 0), completions_per_second=1.0)
+    door.enter(now, 1, 10, ServiceClass.BATCH)
+    refusal(door, now, 1, 10, ServiceClass.BATCH, 20.0)
 
 
 def test_a_slow_prompt_with_nobody_before_it_is_not_overload() -> None:
     door = Door(QueueLimits(max_wait=1.0))
-    load = Load(free_seats=1, free_tokens=10**6, prompt_tokens_per_second=100.0)
-    door.enter(load, 1, 5000)
-    refusal(door, load, 1, 10)  # behind it
+    now = load(free_seats=1, free_tokens=10**6, prompt_tokens_per_second=100.0)
+    door.enter(now, 1, 5000)
+    refusal(door, now, 1, 10)  # behind it
 
 
 def test_what_is_not_known_costs_nothing() -> None:
     door = Door(QueueLimits(max_wait=0.001))
-    door.enter(Load(waiting=(0, 100, 0), waiting_tokens=(0, 10_000, 0)), 1, 100)
+    door.enter(load(waiting=(0, 100, 0), waiting_tokens=(0, 10_000, 0)), 1, 100)
 
 
 @pytest.mark.parametrize(
@@ -130,10 +165,21 @@ def test_what_is_not_known_costs_nothing() -> None:
 )
 def test_retry_after_is_when_the_queue_has_room(rate: float, seconds: float) -> None:
     door = Door(QueueLimits(max_requests=1))
-    load = Load(waiting=(0, 10, 0), completions_per_second=rate)
-    error = refusal(door, load, 1, 0)  # ten too many
+    now = load(waiting=(0, 10, 0), completions_per_second=rate)
+    error = refusal(door, now, 1, 0)  # ten too many
     assert error.retry_after == seconds
     assert f"Retry in {seconds:.0f} s" in error.message
+
+
+def test_what_an_idle_server_refuses_is_refused_for_good() -> None:
+    door = Door(QueueLimits(max_requests=2))
+    idle = load(free_seats=3, num_seats=3, free_tokens=100, num_tokens=100)
+    with pytest.raises(InvalidRequestError, match="runs 3 of them and lets 2 more wait"):
+        door.enter(idle, 6, 60)
+    with pytest.raises(InvalidRequestError, match="runs 1 of them"):
+        door.enter(idle, 4, 400)
+    assert not door.refused
+    door.enter(idle, 5, 50)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.plan import StepPlan, StepResult
+from hotbatch.core.policies import Policies, full_policies
 from hotbatch.core.request import Request
 from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.core.scheduler import Scheduler
@@ -133,6 +134,8 @@ def make_rig(
     max_num_seqs: int = 256,
     num_blocks: int = NUM_BLOCKS,
     executor: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
+    policies: Policies | None = None,
     **config: Any,
 ) -> Rig:
     tokenizer = small_tokenizer()
@@ -146,21 +149,23 @@ def make_rig(
         strict=False,
         **(executor or {}),
     )
-    scheduler = Scheduler(
+    planner = Scheduler(
         SchedulerConfig(
             num_blocks=num_blocks,
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=max_num_seqs,
             vocab_size=tokenizer.vocab_size,
-        )
+            **(scheduler or {}),
+        ),
+        policies or full_policies(),
     )
-    engine = Engine(scheduler, machine)
+    engine = Engine(planner, machine)
     template = None
     if chat_template is not None:
         template = ChatTemplate(chat_template, tokenizer.special_tokens)
     settings = {"served_names": (MODEL, "alias"), **config}
     service = Service(engine, tokenizer, ServiceConfig(**settings), chat_template=template)
-    return Rig(service, engine, scheduler, machine, tokenizer)
+    return Rig(service, engine, planner, machine, tokenizer)
 
 
 @contextmanager

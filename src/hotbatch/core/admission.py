@@ -41,7 +41,8 @@ class QueueLimits:
         max_requests: requests that wait because they cannot run yet.
         max_tokens: prompt tokens of these.
         time_to_live: seconds after which a request that still waits is ended.
-        max_wait: predicted seconds to the first token beyond which a request is refused.
+        max_wait: predicted seconds to the first token beyond which a request is refused, unless
+            it is of the batch class, which may wait.
 
     Raises:
         InvalidRequestError: a bound is out of range; `param` names it.
@@ -63,6 +64,9 @@ class QueueLimits:
                 raise InvalidRequestError(f"{name} must be above 0, got {value}.", param=name)
 
 
+NO_LIMITS = QueueLimits()
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """What the engine has to do and what it manages, at one moment.
@@ -71,8 +75,10 @@ class Load:
         waiting: requests that were submitted and not computed yet, by class, lowest first.
         waiting_tokens: prompt tokens of these.
         free_seats: requests that could join the batch now.
+        displaceable: for each class, the running requests that one of it would displace.
         free_tokens: KV tokens that are free or can be reclaimed.
-        seats_of: for each class, the running requests that one of it would displace.
+        num_seats: requests that the batch holds when it is empty.
+        num_tokens: KV tokens that the pool holds when it is empty.
         completions_per_second: how often a running request ends; 0 if not known.
         prompt_tokens_per_second: how fast prompts are computed; 0 if not known.
     """
@@ -80,8 +86,10 @@ class Load:
     waiting: Sequence[int] = (0,) * _NUM_CLASSES
     waiting_tokens: Sequence[int] = (0,) * _NUM_CLASSES
     free_seats: int = 0
+    displaceable: Sequence[int] = (0,) * _NUM_CLASSES
     free_tokens: int = 0
-    seats_of: Sequence[int] = (0,) * _NUM_CLASSES
+    num_seats: int = 0
+    num_tokens: int = 0
     completions_per_second: float = 0.0
     prompt_tokens_per_second: float = 0.0
 
@@ -105,7 +113,7 @@ class Door:
         refused: rejections since the start, by reason.
     """
 
-    limits: QueueLimits = field(default_factory=QueueLimits)
+    limits: QueueLimits = NO_LIMITS
     refused: Counter[str] = field(default_factory=Counter)
     _entering: list[int] = field(default_factory=lambda: [0] * _NUM_CLASSES)
     _entering_tokens: list[int] = field(default_factory=lambda: [0] * _NUM_CLASSES)
@@ -136,9 +144,11 @@ class Door:
 
         Raises:
             OverloadedError: with the reason, and `retry_after` in seconds.
+            InvalidRequestError: an idle server would not let them in either.
         """
+        self._check_ever(load, num_requests, num_tokens)
         try:
-            self._check_queue(load, num_requests, num_tokens)
+            self._check_queue(load, num_requests, num_tokens, service_class)
             self._check_wait(load, num_requests, num_tokens, service_class, max_wait)
         except OverloadedError as error:
             self.refused[error.reason] += 1
@@ -155,12 +165,40 @@ class Door:
         self._entering[reservation.service_class] -= reservation.num_requests
         self._entering_tokens[reservation.service_class] -= reservation.num_tokens
 
-    def _check_queue(self, load: Load, num_requests: int, num_tokens: int) -> None:
-        """The first two limits; whoever cannot run at once counts."""
+    def retry_after(self, load: Load) -> float:
+        """When all that waits now will have begun, in whole seconds."""
+        return _bounded(_time_to_end(load, sum(load.waiting) + self.num_entering))
+
+    def _check_ever(self, load: Load, num_requests: int, num_tokens: int) -> None:
+        """What an idle server would refuse is refused for good, or its client tried for ever."""
         limits = self.limits
-        requests = sum(load.waiting) + self.num_entering + num_requests
-        tokens = sum(load.waiting_tokens) + sum(self._entering_tokens) + num_tokens
-        queued = requests - _room(load, requests, tokens)
+        room = _room(load.num_seats, load.num_tokens, num_requests, num_tokens)
+        queued = num_requests - room
+        if queued <= 0 or limits.max_requests is None or queued <= limits.max_requests:
+            return
+        raise InvalidRequestError(
+            f"The request asks for {num_requests} sequences at once; this server runs {room} of "
+            f"them and lets {limits.max_requests} more wait. Ask for fewer (prompts times n).",
+            param="n",
+        )
+
+    def _ahead(self, load: Load, service_class: ServiceClass) -> tuple[int, int]:
+        """Requests and prompt tokens that wait and are not below this class."""
+        requests = sum(load.waiting[service_class:]) + sum(self._entering[service_class:])
+        tokens = sum(load.waiting_tokens[service_class:])
+        return requests, tokens + sum(self._entering_tokens[service_class:])
+
+    def _check_queue(
+        self, load: Load, num_requests: int, num_tokens: int, service_class: ServiceClass
+    ) -> None:
+        """The first two limits: whoever cannot run at once counts, but for lower classes, so
+        that a flood of these does not shut out the others."""
+        limits = self.limits
+        requests, tokens = self._ahead(load, service_class)
+        requests += num_requests
+        tokens += num_tokens
+        seats = load.free_seats + load.displaceable[service_class]
+        queued = requests - _room(seats, load.free_tokens, requests, tokens)
         if queued <= 0:
             return
         if limits.max_requests is not None and queued > limits.max_requests:
@@ -176,7 +214,10 @@ class Door:
                 QUEUE_TOKENS,
                 f"The queue of this server is full: {limits.max_tokens} prompt tokens may wait "
                 f"(--max-queue-tokens), and this would make it {queued_tokens}.",
-                _time_to_compute(load, queued_tokens - limits.max_tokens),
+                max(
+                    _time_to_compute(load, queued_tokens - limits.max_tokens),
+                    _time_to_end(load, 1),
+                ),
             )
 
     def _check_wait(
@@ -188,14 +229,13 @@ class Door:
         max_wait: float | None,
     ) -> None:
         limit, name = self.limits.max_wait, "--max-queue-wait"
+        if service_class is ServiceClass.BATCH:
+            limit = None
         if max_wait is not None and (limit is None or max_wait < limit):
             limit, name = max_wait, "the target for the first token"
         if limit is None:
             return
-        ahead = sum(load.waiting[service_class:]) + sum(self._entering[service_class:])
-        ahead_tokens = sum(load.waiting_tokens[service_class:]) + sum(
-            self._entering_tokens[service_class:]
-        )
+        ahead, ahead_tokens = self._ahead(load, service_class)
         queue = predicted_wait(load, service_class, ahead + num_requests, ahead_tokens)
         first_token = queue + _time_to_compute(load, num_tokens)
         if queue > 0.0 and first_token > limit:  # when nobody is before it, waiting cannot help
@@ -216,15 +256,15 @@ def predicted_wait(
         num_requests: the newcomer and all that are served before it.
         ahead_tokens: prompt tokens that are computed before its own.
     """
-    seats = load.free_seats + load.seats_of[service_class]
+    seats = load.free_seats + load.displaceable[service_class]
     return max(_time_to_end(load, num_requests - seats), _time_to_compute(load, ahead_tokens))
 
 
-def _room(load: Load, requests: int, tokens: int) -> int:
+def _room(seats: int, free_tokens: int, requests: int, tokens: int) -> int:
     """How many of the waiting requests could run now: as seats and KV cache allow."""
-    if tokens <= load.free_tokens:
-        return load.free_seats
-    return min(load.free_seats, requests * load.free_tokens // tokens)
+    if tokens <= free_tokens:
+        return seats
+    return min(seats, requests * free_tokens // tokens)
 
 
 def _time_to_end(load: Load, count: int) -> float:
@@ -240,7 +280,11 @@ def _time_to_compute(load: Load, num_tokens: int) -> float:
 
 
 def _refusal(reason: str, message: str, seconds: float) -> OverloadedError:
-    retry_after = float(ceil(min(max(seconds, _SOONEST), _LATEST)))
+    retry_after = _bounded(seconds)
     return OverloadedError(
         f"{message} Retry in {retry_after:.0f} s.", reason=reason, retry_after=retry_after
     )
+
+
+def _bounded(seconds: float) -> float:
+    return float(ceil(min(max(seconds, _SOONEST), _LATEST)))

@@ -191,6 +191,11 @@ class Scheduler:
         return events
 
     @property
+    def has_classes(self) -> bool:
+        """True if a higher class displaces lower ones."""
+        return self._policies.classes and not self._is_closed_mode
+
+    @property
     def has_work(self) -> bool:
         """True while any request is live or any step is in flight."""
         return bool(self._roster.by_id or self._steps)

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from types import TracebackType
 
+from hotbatch.core.admission import Load
 from hotbatch.core.errors import InvalidRequestError
 from hotbatch.core.plan import TokenEvent
 from hotbatch.core.request import Request
@@ -45,18 +46,23 @@ class EventStream:
         return self
 
     async def __anext__(self) -> TokenEvent:
+        if not self._pending and self._has_ended:
+            raise StopAsyncIteration
+        event = await self.peek()
+        self._pending.clear()
+        return event
+
+    async def peek(self) -> TokenEvent:
+        """The next event, which stays the next one; not to be asked after the last."""
         while not self._pending:
-            if self._has_ended:
-                raise StopAsyncIteration
+            assert not self._has_ended, "the stream has ended"
             assert self._waiter is None, "an EventStream has one consumer"
             self._waiter = self.loop.create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        event = merge_events(self._pending)
-        self._pending.clear()
-        return event
+        return merge_events(self._pending)
 
     def cancel(self) -> None:
         """Ends the request if it has not ended. Idempotent, from any thread."""
@@ -109,6 +115,9 @@ class AsyncEngine:
 
     def stats(self) -> SchedulerStats:
         return self.engine.stats()
+
+    def load(self) -> Load:
+        return self.engine.load()
 
     def start(self) -> None:
         self.engine.start()

@@ -22,12 +22,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hotbatch.core.errors import EngineStoppedError, HotbatchError
+from hotbatch.core.admission import Load
+from hotbatch.core.errors import EngineStoppedError, HotbatchError, OverloadedError
 from hotbatch.core.plan import FinishReason, StepPlan, StepResult, TokenEvent
+from hotbatch.core.policies import batch_size
 from hotbatch.core.request import Request
 from hotbatch.core.scheduler import Scheduler
 from hotbatch.core.stats import SchedulerStats
 from hotbatch.engine.clock import MonotonicClock
+from hotbatch.engine.drain import DrainRates
 from hotbatch.engine.outstanding import Heard, Outstanding
 from hotbatch.engine.protocol import Clock, Executor, ExecutorInfo
 from hotbatch.engine.step_stats import RequestTimings, StepStats, count_decode_tokens
@@ -86,9 +89,15 @@ class Engine:
         self._failures_in_a_row = 0
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._outstanding = Outstanding()
+        config = scheduler.config
+        self._num_seats = (
+            config.max_num_seqs if config.batching == "continuous" else batch_size(config)
+        )
+        self._drain = DrainRates(config.max_num_batched_tokens)
         self._events: list[TokenEvent] = []  # of this turn, not yet delivered
         self._empty_turns = 0  # in a row, although there was work
         self._stats = scheduler.stats()
+        self._stats_begun = 0  # prompt tokens that had begun when these were taken
         self._thread: threading.Thread | None = None
         self._gate = threading.Lock()  # between "is it open?" and "put it in the inbox"
         self._is_open = True
@@ -125,6 +134,30 @@ class Engine:
         """The scheduler's figures after the last turn (a snapshot; any thread)."""
         return self._stats
 
+    def load(self) -> Load:
+        """What waits, what is free and how fast it goes, at this moment (any thread)."""
+        config, stats = self._scheduler.config, self._stats
+        waiting, waiting_tokens = self._outstanding.waiting()
+        running = self._outstanding.running()
+        num_running = sum(running)
+        # What began since the figures were taken holds blocks that they call free.
+        begun = self._outstanding.begun_tokens - self._stats_begun
+        free_blocks = stats.blocks_free + stats.blocks_cached
+        return Load(
+            waiting=waiting,
+            waiting_tokens=waiting_tokens,
+            free_seats=max(0, self._num_seats - num_running),
+            displaceable=[
+                sum(running[:rank]) if self._scheduler.has_classes else 0
+                for rank in range(len(running))
+            ],
+            free_tokens=max(0, free_blocks * config.block_size - begun),
+            num_seats=self._num_seats,
+            num_tokens=config.num_blocks * config.block_size,
+            completions_per_second=self._drain.completions_per_second(num_running),
+            prompt_tokens_per_second=self._drain.prompt_tokens_per_second,
+        )
+
     def connect(self, deliver: Deliver) -> None:
         """Sets the callback that hears the events. There can be only one."""
         assert self._deliver is None, "the engine already delivers to somebody"
@@ -156,6 +189,8 @@ class Engine:
                 request.request_id,
                 arrival=request.arrival,
                 num_prompt=request.num_prompt,
+                service_class=request.service_class,
+                targets=self._scheduler.config.targets_of(request.service_class, request.targets),
             )
             self._inbox.put(request)
 
@@ -237,7 +272,7 @@ class Engine:
         plan = self._scheduler.plan(started)
         if plan is None:
             if self._events:
-                self._stats = self._scheduler.stats()
+                self._take_stats()
                 self._flush(self._clock.now())
             return False
         self._empty_turns = 0
@@ -251,13 +286,15 @@ class Engine:
             self._events += self._scheduler.commit(plan, result, executed)
         else:
             self._events += self._scheduler.fail(plan, result)
-        self._stats = self._scheduler.stats()
+        self._take_stats()
+        num_decode = count_decode_tokens(plan)
+        self._drain.note_step(plan.num_tokens - num_decode, executed - planned)
         committed = self._clock.now()
         heard = self._flush(committed)
         if self.step_observers:
             moments = (started, planned, executed, committed, self._clock.now())
             failed = isinstance(result, str)
-            _tell(self.step_observers, self._step_stats(plan, moments, heard, failed))
+            _tell(self.step_observers, self._step_stats(plan, num_decode, moments, heard, failed))
         return True
 
     def _execute(self, plan: StepPlan) -> StepResult | str:
@@ -270,6 +307,10 @@ class Engine:
             return f"The model step failed: {_describe(error)}"
         self._failures_in_a_row = 0
         return result
+
+    def _take_stats(self) -> None:
+        self._stats_begun = self._outstanding.begun_tokens
+        self._stats = self._scheduler.stats()
 
     def _rest(self) -> None:
         """Sleeps until a message comes or the scheduler wants to be asked again."""
@@ -339,6 +380,7 @@ class Engine:
                     request_id=request.request_id,
                     finish_reason=FinishReason.ERROR,
                     error=error.message,
+                    error_reason=error.reason if isinstance(error, OverloadedError) else None,
                     num_prompt=request.num_prompt,
                 )
             )
@@ -354,6 +396,10 @@ class Engine:
                 self._deliver(events)
             except Exception:
                 logger.exception("delivering the events of a step failed")
+        for timings in heard.ended:
+            began = timings.first_scheduled
+            if began is not None and timings.finish_reason is not FinishReason.ERROR:
+                self._drain.note_end(now - began)
         if self.request_observers:
             for timings in heard.ended:
                 _tell(self.request_observers, timings)
@@ -362,6 +408,7 @@ class Engine:
     def _step_stats(
         self,
         plan: StepPlan,
+        num_decode: int,
         moments: tuple[float, float, float, float, float],
         heard: Heard,
         failed: bool,
@@ -370,7 +417,6 @@ class Engine:
         started, planned, executed, committed, delivered = moments
         stats = self._stats
         num_tokens = plan.num_tokens
-        num_decode = count_decode_tokens(plan)
         return StepStats(
             step_id=plan.step_id,
             started=started,
@@ -404,7 +450,7 @@ class Engine:
                 event = self._scheduler.cancel(request_id)
                 if event is not None:
                     self._events.append(event)
-            self._stats = self._scheduler.stats()
+            self._take_stats()
             self._flush(self._clock.now())
             lost = self._outstanding.ids()
             assert not lost, f"the scheduler lost {lost}"

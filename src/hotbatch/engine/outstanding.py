@@ -1,7 +1,8 @@
 """The requests that were accepted and have not ended: who is owed an answer, and since when.
 
-Submitters add from any thread; everything else happens on the engine's thread. Adding and
-removing are single dict operations, so no lock is needed beyond the engine's gate.
+Submitters add from any thread, one at a time (the engine's gate); everything else happens on
+the engine's thread. Adding and removing are single dict operations, and each counter is written
+by one side only, so no other lock is needed: what waits is what came minus what began.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 
 from hotbatch.core.errors import InvalidRequestError
 from hotbatch.core.plan import FinishReason, StepPlan, TokenEvent
+from hotbatch.core.service_class import NO_TARGETS, LatencyTargets, ServiceClass
 from hotbatch.engine.step_stats import RequestTimings
 
 
@@ -17,12 +19,26 @@ from hotbatch.engine.step_stats import RequestTimings
 class _Life:
     arrival: float
     num_prompt: int
+    service_class: ServiceClass
+    targets: LatencyTargets
     first_scheduled: float | None = None
     first_token: float | None = None
     last_token: float | None = None
     num_output: int = 0
     num_cached: int = 0
     num_preemptions: int = 0
+
+
+class _Tally:
+    """Requests and prompt tokens, by class."""
+
+    def __init__(self) -> None:
+        self.requests = [0] * len(ServiceClass)
+        self.tokens = [0] * len(ServiceClass)
+
+    def add(self, life: _Life) -> None:
+        self.requests[life.service_class] += 1
+        self.tokens[life.service_class] += life.num_prompt
 
 
 @dataclass(slots=True)
@@ -40,6 +56,11 @@ class Outstanding:
 
     def __init__(self) -> None:
         self._lives: dict[str, _Life] = {}
+        # Requests and their prompt tokens since the start, by class: all that came, those that
+        # began (or ended before), and those that ended.
+        self._came = _Tally()
+        self._began = _Tally()
+        self._ended = _Tally()
 
     def __len__(self) -> int:
         return len(self._lives)
@@ -50,7 +71,34 @@ class Outstanding:
     def ids(self) -> list[str]:
         return list(self._lives)
 
-    def add(self, request_id: str, *, arrival: float, num_prompt: int) -> None:
+    def waiting(self) -> tuple[list[int], list[int]]:
+        """Requests that no step has computed yet, and their prompt tokens, by class."""
+        # What began is read first: what begins meanwhile counts as waiting for a moment longer.
+        began, began_tokens = self._began.requests.copy(), self._began.tokens.copy()
+        return (
+            [came - gone for came, gone in zip(self._came.requests, began, strict=True)],
+            [came - gone for came, gone in zip(self._came.tokens, began_tokens, strict=True)],
+        )
+
+    def running(self) -> list[int]:
+        """Requests that have begun and not ended, by class, wherever they stand now."""
+        ended = self._ended.requests.copy()
+        return [began - gone for began, gone in zip(self._began.requests, ended, strict=True)]
+
+    @property
+    def begun_tokens(self) -> int:
+        """Prompt tokens of all requests that have begun since the start."""
+        return sum(self._began.tokens)
+
+    def add(
+        self,
+        request_id: str,
+        *,
+        arrival: float,
+        num_prompt: int,
+        service_class: ServiceClass = ServiceClass.STANDARD,
+        targets: LatencyTargets = NO_TARGETS,
+    ) -> None:
         """Raises InvalidRequestError if a request of this id has not ended yet."""
         if request_id in self._lives:
             raise InvalidRequestError(
@@ -58,10 +106,9 @@ class Outstanding:
                 "choose another id.",
                 param="request_id",
             )
-        self._lives[request_id] = _Life(arrival, num_prompt)
-
-    def remove(self, request_id: str) -> None:
-        self._lives.pop(request_id, None)
+        life = _Life(arrival, num_prompt, service_class, targets)
+        self._came.add(life)
+        self._lives[request_id] = life
 
     def note_plan(self, plan: StepPlan, now: float) -> None:
         """The step is about to run: whoever is in it for the first time waits no longer."""
@@ -70,6 +117,7 @@ class Outstanding:
             life = lives.get(planned.request_id)
             if life is not None and life.first_scheduled is None:
                 life.first_scheduled = now
+                self._began.add(life)
         for preemption in plan.preempted:
             life = lives.get(preemption.request_id)
             if life is not None:
@@ -94,6 +142,9 @@ class Outstanding:
                 life.num_cached = event.num_cached
             if event.finish_reason is not None:
                 del self._lives[event.request_id]
+                if life.first_scheduled is None:
+                    self._began.add(life)
+                self._ended.add(life)
                 heard.ended.append(_timings(event.request_id, life, now, event.finish_reason))
         return heard
 
@@ -125,4 +176,6 @@ def _timings(request_id: str, life: _Life, now: float, reason: FinishReason) -> 
         num_cached=life.num_cached,
         num_preemptions=life.num_preemptions,
         finish_reason=reason,
+        service_class=life.service_class,
+        targets=life.targets,
     )

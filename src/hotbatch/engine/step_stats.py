@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hotbatch.core.plan import FinishReason, StepPlan
+from hotbatch.core.service_class import NO_TARGETS, LatencyTargets, ServiceClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,15 @@ class RequestTimings:
     num_cached: int
     num_preemptions: int
     finish_reason: FinishReason
+    service_class: ServiceClass = ServiceClass.STANDARD
+    targets: LatencyTargets = NO_TARGETS
+
+    @property
+    def time_per_output_token(self) -> float | None:
+        """Mean seconds of a token after the first; None if there was none."""
+        if self.first_token is None or self.last_token is None or self.num_output < 2:
+            return None
+        return (self.last_token - self.first_token) / (self.num_output - 1)
 
 
 def count_decode_tokens(plan: StepPlan) -> int:

@@ -42,6 +42,13 @@ async def read_body(request: Request, limit: int) -> bytes:
             return b"".join(parts)
 
 
+async def check_connected(request: Request) -> None:
+    """Raises ClientGoneError if the client has closed the connection while its prompt was at
+    work elsewhere: nothing need be computed for it."""
+    if await request.is_disconnected():
+        raise ClientGoneError
+
+
 def _too_large(limit: int) -> BodyTooLargeError:
     return BodyTooLargeError(
         f"The request body exceeds {limit} bytes; send less, or raise --max-body-bytes."

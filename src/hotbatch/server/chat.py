@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from hotbatch.core.errors import InvalidRequestError
 from hotbatch.server import generation
-from hotbatch.server.bodies import read_body
+from hotbatch.server.bodies import check_connected, read_body
+from hotbatch.server.entrance import estimated_tokens
 from hotbatch.server.errors import json_response
 from hotbatch.server.generation import ChunkFrame
 from hotbatch.server.logprobs import LogprobFormatter
@@ -20,6 +21,7 @@ from hotbatch.server.parameters import chat_names, chat_params, refuse_unsupport
 from hotbatch.server.prompts import truncated
 from hotbatch.server.schemas import ChatBody, TokenizeBody, parse_body
 from hotbatch.server.service import Job, Service
+from hotbatch.server.urgency import Urgency, echoed_tier, urgency_of
 from hotbatch.text.chat_template import check_variables
 
 
@@ -31,14 +33,23 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
     params = chat_params(body, service.generation_defaults)
     service.check_count(1, params.n)
     request_id = service.new_id("chatcmpl", body.request_id)
-    prompt = await chat_prompt(service, body)
-    num_output = max(params.max_tokens or 1, params.min_tokens)
-    prompt = truncated(service, prompt, body.truncate_prompt_tokens, num_output)
-    with chat_names(body):
-        jobs = generation.submit(service, http, body, [prompt], params, request_id)
-    chat = _Chat(service, body, jobs, request_id)
+    urgency = urgency_of(http, body)
+    with service.entrance.place(urgency, params.n, estimated_tokens(body.messages)):
+        prompt = await chat_prompt(service, body)
+        num_output = max(params.max_tokens or 1, params.min_tokens)
+        prompt = truncated(service, prompt, body.truncate_prompt_tokens, num_output)
+        await check_connected(http)
+        with chat_names(body):
+            jobs = service.submit(
+                [prompt],
+                params,
+                request_id=request_id,
+                urgency=urgency,
+                cache_salt=body.cache_salt,
+            )
+    chat = _Chat(service, body, jobs, request_id, urgency)
     if body.stream:
-        return generation.stream(service, jobs, chat)
+        return await generation.stream(service, http, jobs, chat)
     return json_response(chat.whole(await generation.gather(service, http, jobs)))
 
 
@@ -85,7 +96,12 @@ class _Chat:
     """One request's answer, whole or in chunks (a ChunkWriter)."""
 
     def __init__(
-        self, service: Service, body: ChatBody, jobs: Sequence[Job], request_id: str
+        self,
+        service: Service,
+        body: ChatBody,
+        jobs: Sequence[Job],
+        request_id: str,
+        urgency: Urgency,
     ) -> None:
         self._jobs = jobs
         self._role = "assistant"
@@ -105,6 +121,7 @@ class _Chat:
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
             "model": body.model or service.model_name,
+            **echoed_tier(body, urgency),
         }
         self._frame = ChunkFrame(
             self._head,

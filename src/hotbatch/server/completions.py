@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.server import generation
-from hotbatch.server.bodies import read_body
+from hotbatch.server.bodies import check_connected, read_body
+from hotbatch.server.entrance import estimated_tokens
 from hotbatch.server.errors import json_response
 from hotbatch.server.generation import ChunkFrame
 from hotbatch.server.logprobs import LogprobFormatter
@@ -22,9 +23,10 @@ from hotbatch.server.parameters import (
     completion_params,
     refuse_unsupported,
 )
-from hotbatch.server.prompts import completion_prompts
+from hotbatch.server.prompts import listed_prompts, tokenized_prompts
 from hotbatch.server.schemas import CompletionBody, parse_body
 from hotbatch.server.service import Job, Service
+from hotbatch.server.urgency import Urgency, echoed_tier, urgency_of
 
 
 async def create_completion(service: Service, http: HttpRequest) -> Response:
@@ -35,13 +37,22 @@ async def create_completion(service: Service, http: HttpRequest) -> Response:
     params = completion_params(body, service.generation_defaults)
     request_id = service.new_id("cmpl", body.request_id)
     num_output = max(params.max_tokens or COMPLETION_MAX_TOKENS, params.min_tokens)
-    prompts = await completion_prompts(service, body, num_output)
-    jobs = generation.submit(
-        service, http, body, prompts, _fitted(service, body, params, prompts), request_id
-    )
-    completion = _Completion(service, body, params, jobs, request_id)
+    listed = listed_prompts(body.prompt)
+    service.check_count(len(listed), params.n)
+    urgency = urgency_of(http, body)
+    with service.entrance.place(urgency, len(listed) * params.n, estimated_tokens(listed)):
+        prompts = await tokenized_prompts(service, body, listed, num_output)
+        await check_connected(http)
+        jobs = service.submit(
+            prompts,
+            _fitted(service, body, params, prompts),
+            request_id=request_id,
+            urgency=urgency,
+            cache_salt=body.cache_salt,
+        )
+    completion = _Completion(service, body, params, jobs, request_id, urgency)
     if body.stream:
-        return generation.stream(service, jobs, completion)
+        return await generation.stream(service, http, jobs, completion)
     return json_response(completion.whole(await generation.gather(service, http, jobs)))
 
 
@@ -69,6 +80,7 @@ class _Completion:
         params: SamplingParams,
         jobs: Sequence[Job],
         request_id: str,
+        urgency: Urgency,
     ) -> None:
         self._service = service
         self._jobs = jobs
@@ -91,6 +103,7 @@ class _Completion:
             "object": "text_completion",
             "created": int(time.time()),
             "model": body.model or service.model_name,
+            **echoed_tier(body, urgency),
         }
         self._frame = ChunkFrame(
             self._head,

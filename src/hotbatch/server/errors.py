@@ -29,6 +29,10 @@ class BodyTooLargeError(InvalidRequestError):
     """The request body exceeds the server's limit (HTTP 413)."""
 
 
+class QueueExpiredError(OverloadedError):
+    """The request waited in the queue for longer than the server lets it (HTTP 503)."""
+
+
 class ClientGoneError(Exception):
     """The client closed the connection: there is nobody to answer."""
 
@@ -46,6 +50,8 @@ def error_object(error: HotbatchError) -> tuple[int, dict[str, Any]]:
         status, code = 413, "request_too_large"
     elif isinstance(error, ContextLengthError):
         code = "context_length_exceeded"
+    elif isinstance(error, QueueExpiredError):
+        status, kind, code = 503, "service_unavailable_error", "queue_expired"
     elif isinstance(error, OverloadedError):
         status, kind, code = 429, "rate_limit_error", "overloaded"
     elif isinstance(error, EngineStoppedError):

@@ -10,12 +10,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from hotbatch.core.errors import EngineStoppedError
-from hotbatch.core.sampling_params import SamplingParams
+from hotbatch.core.plan import FinishReason
 from hotbatch.server.errors import StepFailedError, error_object
 from hotbatch.server.output import Delta
-from hotbatch.server.schemas import GenerationBody
 from hotbatch.server.service import Job, Service
-from hotbatch.server.streaming import ChunkWriter, StreamingCompletion, collect
+from hotbatch.server.streaming import ChunkWriter, StreamingCompletion, collect, first_events
 
 
 def usage(jobs: Sequence[Job], n: int, *, drop_output: bool = False) -> dict[str, Any]:
@@ -65,41 +64,40 @@ def failure_event(delta: Delta) -> bytes:
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
-def raise_failures(choices: Sequence[Sequence[Delta]]) -> None:
+def raise_failures(service: Service, choices: Sequence[Sequence[Delta]]) -> None:
     """Raises what ended a choice without an answer, for a response in one piece.
 
     Raises:
+        QueueExpiredError: it waited too long for its first step.
         StepFailedError: its step failed.
         EngineStoppedError: it was cut at shutdown.
     """
     for deltas in choices:
         last = deltas[-1]
+        if last.error_reason is not None:
+            raise service.entrance.expired(last.error, last.error_reason)
         if last.error is not None:
             raise StepFailedError(last.error)
         if last.finish_reason == "abort":
             raise EngineStoppedError("The request was cut because the server shuts down.")
 
 
-def submit(
-    service: Service,
-    http: HttpRequest,
-    body: GenerationBody,
-    prompts: Sequence[list[int]],
-    params: SamplingParams,
-    request_id: str,
-) -> list[Job]:
-    tenant = http.scope.get("tenant") or (body.user or "")
-    return service.submit(
-        prompts,
-        params,
-        request_id=request_id,
-        tenant=tenant,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt,
-    )
+async def stream(
+    service: Service, http: HttpRequest, jobs: Sequence[Job], writer: ChunkWriter
+) -> Response:
+    """The response in chunks. Where requests can expire in the queue, its status line waits for
+    the first event, so that one that did gets a status of its own.
 
-
-def stream(service: Service, jobs: Sequence[Job], writer: ChunkWriter) -> Response:
+    Raises:
+        QueueExpiredError: a choice waited too long for its first step.
+    """
+    if service.config.limits.time_to_live is not None:
+        for event in await first_events(jobs, http.receive):
+            if event.error_reason is not None:
+                for job in jobs:
+                    job.stream.cancel()
+                    service.metrics.on_finished(FinishReason.ERROR.value)
+                raise service.entrance.expired(event.error, event.error_reason)
     return StreamingCompletion(
         jobs, writer, lambda delta: service.metrics.on_finished(delta.finish_reason or "")
     )
@@ -111,5 +109,5 @@ async def gather(service: Service, http: HttpRequest, jobs: Sequence[Job]) -> li
         http.receive,
         lambda delta: service.metrics.on_finished(delta.finish_reason or ""),
     )
-    raise_failures(choices)
+    raise_failures(service, choices)
     return choices

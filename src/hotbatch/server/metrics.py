@@ -38,7 +38,7 @@ _PER_TOKEN = (
     0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
     0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )
-_REQUEST = (
+LONG_SECONDS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
     40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )
@@ -52,7 +52,7 @@ _STEP_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
 
-class _Histogram:
+class Histogram:
     """Counts by bucket, the upper bound included, as Prometheus has it."""
 
     def __init__(self, name: str, help: str, bounds: Sequence[float]) -> None:
@@ -81,20 +81,26 @@ class ServerMetrics(Collector):
         model_name: the label of every series.
         gauges: the scheduler's SchedulerStats at the moment of the scrape.
         info: labels of the one-time `hotbatch:build_info` series.
+        more: further families, made from the common labels at the moment of the scrape.
     """
 
     def __init__(
-        self, model_name: str, gauges: Callable[[], object], info: Mapping[str, str]
+        self,
+        model_name: str,
+        gauges: Callable[[], object],
+        info: Mapping[str, str],
+        more: Callable[[Mapping[str, str]], Iterable[Metric]] = lambda labels: (),
     ) -> None:
         self._labels = {"model_name": model_name}
         self._gauges = gauges
         self._info = dict(info)
+        self._more = more
         # Held for a step's record and for a scrape: a scrape sees whole steps.
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
-        histogram = _Histogram
+        histogram = Histogram
         self._ttft = histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", _TTFT
         )
@@ -106,18 +112,24 @@ class ServerMetrics(Collector):
             "Mean time per output token after the first, one value a request.",
             _PER_TOKEN,
         )
-        self._e2e = histogram("e2e_request_latency_seconds", "From arrival to the end.", _REQUEST)
+        self._e2e = histogram(
+            "e2e_request_latency_seconds", "From arrival to the end.", LONG_SECONDS
+        )
         self._queue = histogram(
-            "request_queue_time_seconds", "From arrival to the first step.", _REQUEST
+            "request_queue_time_seconds", "From arrival to the first step.", LONG_SECONDS
         )
         self._prefill = histogram(
-            "request_prefill_time_seconds", "From the first step to the first token.", _REQUEST
+            "request_prefill_time_seconds",
+            "From the first step to the first token.",
+            LONG_SECONDS,
         )
         self._decode = histogram(
-            "request_decode_time_seconds", "From the first token to the last.", _REQUEST
+            "request_decode_time_seconds", "From the first token to the last.", LONG_SECONDS
         )
         self._inference = histogram(
-            "request_inference_time_seconds", "From the first step to the last token.", _REQUEST
+            "request_inference_time_seconds",
+            "From the first step to the last token.",
+            LONG_SECONDS,
         )
         self._prompt_tokens = histogram(
             "request_prompt_tokens", "Prompt tokens of a request.", _TOKENS
@@ -134,7 +146,7 @@ class ServerMetrics(Collector):
         self._step_seconds = histogram(
             "iteration_seconds", "Time of the model in a step.", _STEP_SECONDS
         )
-        self._histograms = [value for value in vars(self).values() if isinstance(value, _Histogram)]
+        self._histograms = [value for value in vars(self).values() if isinstance(value, Histogram)]
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -192,7 +204,7 @@ class ServerMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         with self._lock:
-            families = list(self._families())
+            families = [*self._families(), *self._more(self._labels)]
         for family in families:
             family.name = f"hotbatch:{family.name}"
             family.samples = [
@@ -256,7 +268,14 @@ class ServerMetrics(Collector):
     def _counter_by(
         self, name: str, help: str, label: str, values: Mapping[str, int]
     ) -> CounterMetricFamily:
-        family = CounterMetricFamily(name, help, labels=[*self._labels, label])
-        for key, value in values.items():
-            family.add_metric([*self._labels.values(), key], value)
-        return family
+        return counter_by(self._labels, name, help, label, values)
+
+
+def counter_by(
+    labels: Mapping[str, str], name: str, help: str, label: str, values: Mapping[str, int]
+) -> CounterMetricFamily:
+    """A counter with one more label, whose values are the keys."""
+    family = CounterMetricFamily(name, help, labels=[*labels, label])
+    for key, value in values.items():
+        family.add_metric([*labels.values(), key], value)
+    return family

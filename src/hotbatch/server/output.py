@@ -22,6 +22,7 @@ class Delta:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    error_reason: str | None = None  # the limit that ended it, if one did
 
 
 class ChoiceOutput:
@@ -102,3 +103,4 @@ class ChoiceOutput:
             delta.stop_reason = event.stop_token_id
         elif reason is FinishReason.ERROR:
             delta.error = event.error or "The request failed."
+            delta.error_reason = event.error_reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hotbatch.core.errors import InvalidRequestError
@@ -45,15 +46,16 @@ def _are_ids(values: list[Any]) -> bool:
     return all(type(value) is int for value in values)
 
 
-async def completion_prompts(
-    service: Service, body: CompletionBody, num_output: int
+async def tokenized_prompts(
+    service: Service,
+    body: CompletionBody,
+    listed: Sequence[str | list[int]],
+    num_output: int,
 ) -> list[list[int]]:
-    """Token ids of every prompt; `num_output` as in `truncated`.
+    """Token ids of every one of the `listed_prompts`; `num_output` as in `truncated`.
 
     Raises: InvalidRequestError, ContextLengthError.
     """
-    listed = listed_prompts(body.prompt)
-    service.check_count(len(listed), body.n or 1)
     add_special = body.add_special_tokens is not False
     tokenized = []
     for prompt in listed:

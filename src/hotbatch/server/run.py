@@ -21,7 +21,9 @@ from typing import Protocol
 
 import uvicorn
 
+from hotbatch.core.admission import QueueLimits
 from hotbatch.core.errors import OptionError
+from hotbatch.core.service_class import LatencyTargets, ServiceClass
 from hotbatch.engine.engine import Engine
 from hotbatch.server.app import create_app
 from hotbatch.server.service import Service, ServiceConfig
@@ -67,6 +69,10 @@ class ServedModel(Protocol):
     def eos_token_ids(self) -> frozenset[int]: ...
     @property
     def generation_defaults(self) -> Mapping[str, float]: ...
+    @property
+    def queue_ttl(self) -> float | None: ...
+    @property
+    def promised(self) -> Mapping[ServiceClass, LatencyTargets]: ...
 
 
 class ServerSettings(Protocol):
@@ -84,6 +90,12 @@ class ServerSettings(Protocol):
     def shutdown_grace(self) -> float: ...
     @property
     def max_body_bytes(self) -> int: ...
+    @property
+    def max_queue_requests(self) -> int | None: ...
+    @property
+    def max_queue_tokens(self) -> int | None: ...
+    @property
+    def max_queue_wait(self) -> float | None: ...
     @property
     def log_level(self) -> str: ...
 
@@ -106,6 +118,13 @@ def run_server(
             api_keys=settings.api_key,
             max_body_bytes=settings.max_body_bytes,
             generation_defaults=model.generation_defaults,
+            limits=QueueLimits(
+                max_requests=settings.max_queue_requests,
+                max_tokens=settings.max_queue_tokens,
+                max_wait=settings.max_queue_wait,
+                time_to_live=model.queue_ttl,
+            ),
+            promised=model.promised,
         ),
         chat_template=model.chat_template,
         eos_token_ids=model.eos_token_ids,

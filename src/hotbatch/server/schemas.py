@@ -34,6 +34,13 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
+class SloBody(Body):
+    """What this request is promised, in milliseconds; ours."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+
 class GenerationBody(Body):
     """What completions and chat completions share. None means "not given"."""
 
@@ -66,6 +73,7 @@ class GenerationBody(Body):
     truncate_prompt_tokens: int | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    slo: SloBody | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

@@ -13,10 +13,11 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import hotbatch
+from hotbatch.core.admission import NO_LIMITS, QueueLimits
 from hotbatch.core.errors import (
     ContextLengthError,
     EngineStoppedError,
@@ -24,12 +25,16 @@ from hotbatch.core.errors import (
 )
 from hotbatch.core.request import Request
 from hotbatch.core.sampling_params import SamplingParams
+from hotbatch.core.service_class import LatencyTargets, ServiceClass
 from hotbatch.engine.async_engine import AsyncEngine, EventStream
 from hotbatch.engine.engine import Engine
 from hotbatch.engine.seeds import child_seed
+from hotbatch.server.entrance import Entrance
 from hotbatch.server.errors import ModelNotFoundError
 from hotbatch.server.metrics import ServerMetrics
 from hotbatch.server.output import ChoiceOutput
+from hotbatch.server.service_metrics import ServiceMetrics
+from hotbatch.server.urgency import Urgency
 from hotbatch.text import ChatTemplate, Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -45,13 +50,16 @@ _MAX_REQUEST_ID = 256
 class ServiceConfig:
     """`served_names`: the first is the one shown; clients may ask for any. `max_choices`
     bounds prompts x n of one HTTP request. `generation_defaults` hold sampling settings for
-    fields that a request leaves out."""
+    fields that a request leaves out. `limits` bound the queue; `promised` are the targets by
+    class that the operator set, which the door looks at."""
 
     served_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
     max_body_bytes: int = 16 * 2**20
     max_choices: int = 1024
     generation_defaults: Mapping[str, float] | None = None
+    limits: QueueLimits = NO_LIMITS
+    promised: Mapping[ServiceClass, LatencyTargets] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -96,14 +104,19 @@ class Service:
         self.created = int(time.time())
         self.version = hotbatch.__version__
         self.is_accepting = True  # False from the first signal to stop on
+        self.entrance = Entrance(self.engine, config.limits, config.promised)
+        service_metrics = ServiceMetrics(
+            self.engine.load, self.engine.stats, lambda: self.entrance.refused
+        )
         info = self.engine.info
         self.metrics = ServerMetrics(
             self.model_name,
             self.engine.stats,
             {"version": self.version, "precision": info.precision, "device": info.device},
+            service_metrics.families,
         )
-        engine.step_observers.append(self.metrics.on_step)
-        engine.request_observers.append(self.metrics.on_request)
+        engine.step_observers += [self.metrics.on_step, service_metrics.on_step]
+        engine.request_observers += [self.metrics.on_request, service_metrics.on_request]
         # One thread is enough to keep the loop free, and leaves the cores to the model.
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="hotbatch-text")
 
@@ -183,8 +196,7 @@ class Service:
         params: SamplingParams,
         *,
         request_id: str,
-        tenant: str = "",
-        priority: int = 0,
+        urgency: Urgency,
         cache_salt: str | None = None,
     ) -> list[Job]:
         """Every prompt, `params.n` times, into the engine; choice i x n + k is the k-th of
@@ -205,10 +217,12 @@ class Service:
                         params,
                         seed=child_seed(params.seed, k),
                         eos_token_ids=self.eos_token_ids,
-                        priority=priority,
+                        priority=urgency.priority,
                         group_id=group,
                         cache_salt=cache_salt,
-                        tenant=tenant,
+                        tenant=urgency.tenant,
+                        service_class=urgency.service_class,
+                        targets=urgency.targets,
                     )
                     stream = self.engine.submit(request)
                     output = ChoiceOutput(self.tokenizer, params, prompt_ids)

@@ -20,6 +20,7 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from hotbatch.core.plan import TokenEvent
 from hotbatch.server.errors import ClientGoneError
 from hotbatch.server.output import Delta
 from hotbatch.server.service import Job
@@ -99,6 +100,28 @@ class StreamingCompletion(Response):
     async def _send_end(self, body: bytes, send: Send) -> None:
         body = body + self._writer.closing() + SSE_DONE
         await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def first_events(jobs: Sequence[Job], receive: Receive) -> list[TokenEvent]:
+    """Waits until any of the jobs has events, and tells these without taking them.
+
+    The client leaving meanwhile cancels the jobs, and they end with an event.
+    """
+    watcher = asyncio.create_task(_watch(jobs, receive))
+    peeks = [asyncio.create_task(job.stream.peek()) for job in jobs]
+    try:
+        done, waiting = await asyncio.wait(peeks, return_when=asyncio.FIRST_COMPLETED)
+        for peek in waiting:
+            peek.cancel()
+        if waiting:
+            await asyncio.wait(waiting)  # a stream has one reader at a time
+        return [peek.result() for peek in peeks if peek in done]
+    except BaseException:
+        for job in jobs:
+            job.stream.cancel()
+        raise
+    finally:
+        watcher.cancel()
 
 
 async def collect(

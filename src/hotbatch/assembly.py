@@ -23,6 +23,7 @@ from hotbatch.executor.kv_sizing import (
     free_memory_bytes,
     kv_bytes_per_token,
 )
+from hotbatch.executor.nvml import DeviceFigures, read_device
 from hotbatch.models.embedded import EMBEDDED_MODEL_NAME, embedded_model_path
 from hotbatch.models.loader import LoadedModel, load_model
 from hotbatch.options import EngineOptions, flag_of
@@ -72,6 +73,11 @@ class Assembly:
     def promised(self) -> Mapping[ServiceClass, LatencyTargets]:
         """Targets that the operator set, by class; the defaults are no promise."""
         return self.options.promised()
+
+    @property
+    def read_device(self) -> Callable[[], DeviceFigures | None]:
+        """Reads what the driver says of the GPU; None where there is none."""
+        return read_device if self.options.device == "cuda" else lambda: None
 
     @property
     def info(self) -> ExecutorInfo:

@@ -361,6 +361,8 @@ def test_totals_sum_the_accounts_and_tell_phases_apart():
         steps = [account for account in accounts if account.phase is phase]
         assert sums.steps == len(steps)
         assert sums.ideal == pytest.approx(sum(account.ideal_seconds for account in steps))
+    assert totals.tokens.decode == sum(account.num_decode_tokens for account in accounts)
+    assert totals.tokens.prompt == 6 * 50
     decode = totals.phases[Phase.DECODE]
     assert decode.mbu > decode.mfu > 0.0
     assert totals.decode_utilisation_since_start == pytest.approx(

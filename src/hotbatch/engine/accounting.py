@@ -163,6 +163,16 @@ class PhaseTotals:
         return self.compute / self.busy if self.busy else 0.0
 
 
+class TokenCounts(NamedTuple):
+    """Rows of steps by kind, as in StepAccount."""
+
+    decode: int = 0
+    prompt: int = 0
+    draft: int = 0
+    rejected: int = 0
+    recomputed: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Totals:
     """What has added up since the accounts began.
@@ -170,12 +180,14 @@ class Totals:
     Attributes:
         seconds: wall time; the sum of `by_cause`.
         by_cause: seconds.
+        tokens: rows computed since the start.
         phases: sums since the start.
         recent: the same, each step fading with a time constant of ten seconds of steps.
     """
 
     seconds: float
     by_cause: Mapping[Cause, float]
+    tokens: TokenCounts
     phases: Mapping[Phase, PhaseTotals]
     recent: Mapping[Phase, PhaseTotals]
 
@@ -222,6 +234,7 @@ class Accountant:
         self._idle_since: float | None = now
         self._lock = threading.Lock()  # a reader sees whole accounts
         self._seconds = [0.0] * len(CAUSES)
+        self._tokens = TokenCounts()
         self._sums = {phase: [0.0] * _NUM_SUMS for phase in Phase}
         self._recent = {phase: [0.0] * _NUM_SUMS for phase in Phase}
         self._host = 0.0  # these four fade like `_recent`
@@ -345,6 +358,14 @@ class Accountant:
         sums = self._seconds
         for index, seconds in enumerate(account.times):
             sums[index] += seconds
+        tokens = self._tokens
+        self._tokens = TokenCounts(
+            tokens.decode + account.num_decode_tokens,
+            tokens.prompt + account.num_prompt_tokens,
+            tokens.draft + account.num_draft_tokens,
+            tokens.rejected + account.num_rejected_tokens,
+            tokens.recomputed + account.num_recomputed_tokens,
+        )
         busy = account.seconds - account.idle_seconds
         new = (1.0, busy, ideal.memory, ideal.compute, account.ideal_seconds)
         fading = exp(-busy / _RECENT_SECONDS)
@@ -366,14 +387,15 @@ class Accountant:
         """All that has added up; time since the last step counts if the engine waits."""
         with self._lock:
             seconds = list(self._seconds)
-            ended, idle_since = self._ended, self._idle_since
+            tokens, ended, idle_since = self._tokens, self._ended, self._idle_since
             phases = {phase: PhaseTotals(*sums) for phase, sums in self._sums.items()}
             recent = {phase: PhaseTotals(*sums) for phase, sums in self._recent.items()}
         if idle_since is not None and now > idle_since:
             seconds[_NO_WORK] += now - idle_since
             seconds[_HOST_GAP] += idle_since - ended
             ended = now
-        return Totals(ended - self._began, dict(zip(CAUSES, seconds, strict=True)), phases, recent)
+        by_cause = dict(zip(CAUSES, seconds, strict=True))
+        return Totals(ended - self._began, by_cause, tokens, phases, recent)
 
     def snapshot(self) -> CeilingSnapshot:
         with self._lock:

@@ -23,9 +23,19 @@ class FakeServer:
     peak: int = 0
     fail_every: int = 0  # every n-th request gets a 500
     fault_status: int = 500
+    fault_code: str | None = None  # in the error object
+    retry_after: str | None = None  # a header of the fault
     cut_after: int | None = None  # chunks after which the stream breaks off
     with_usage: bool = True
     empty_first_chunk: bool = False
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        return web.Response(
+            text=f"""vllm:num_requests_running{{model_name="m"}} {self.current}
+vllm:num_requests_waiting{{model_name="m"}} 0
+vllm:generation_tokens_total{{model_name="m"}} {len(self.bodies)}
+"""
+        )
 
     async def models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "fake-model"}]})
@@ -35,9 +45,9 @@ class FakeServer:
         self.bodies.append(body)
         self.keys.append(request.headers.get("Authorization"))
         if self.fail_every and len(self.bodies) % self.fail_every == 0:
-            return web.json_response(
-                {"error": {"message": "scripted fault"}}, status=self.fault_status
-            )
+            error = {"message": "scripted fault", "type": "fault", "code": self.fault_code}
+            headers = {"Retry-After": self.retry_after} if self.retry_after else {}
+            return web.json_response({"error": error}, status=self.fault_status, headers=headers)
         self.current += 1
         self.peak = max(self.peak, self.current)
         try:
@@ -83,6 +93,7 @@ async def running(server: FakeServer) -> AsyncIterator[FakeServer]:
     """Serves on a free loopback port for the time of the block."""
     app = web.Application(client_max_size=2**24)
     app.router.add_get("/v1/models", server.models)
+    app.router.add_get("/metrics", server.metrics)
     app.router.add_post("/v1/completions", server.answer)
     app.router.add_post("/v1/chat/completions", server.answer)
     runner = web.AppRunner(app)

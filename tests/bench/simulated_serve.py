@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--batching", default="continuous")
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--fail", action="store_true")
     arguments = parser.parse_args()
     if arguments.fail:
@@ -37,6 +38,7 @@ def main() -> int:
         num_blocks=512,
         max_model_len=4096,
         batching=arguments.batching,
+        max_num_seqs=arguments.max_num_seqs,
         static_batch_size=4,
         static_timeout=0.01,
     )

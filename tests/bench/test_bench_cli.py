@@ -10,7 +10,8 @@ import pytest
 from fake_openai_server import FakeServer, running
 from typer.testing import CliRunner, Result
 
-from hotbatch.bench.cli import app, parse_goodput
+from hotbatch.bench.arguments import parse_goodput
+from hotbatch.bench.cli import app
 
 
 @pytest.fixture
@@ -90,9 +91,55 @@ def test_a_refusal_is_not_waited_for(server: FakeServer, status: int):
     assert len(server.bodies) == 1
 
 
+def test_a_sweep_saves_and_draws_each_rate(server: FakeServer, tmp_path: Path):
+    result = bench(
+        server, "--num-prompts", "3", "--random-output-len", "3", "--request-rate", "200",
+        "--request-rate", "400", "--class-mix", "interactive=1,batch=1",
+        "--class-slo", "interactive=ttft:5000", "--result-dir", str(tmp_path),
+        "--result-filename", "out.json", "--plot-dir", str(tmp_path / "plots"),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert result.output.count("Serving Benchmark Result") == 2
+    assert "Served as promised (%):" in result.output
+    saved = json.loads((tmp_path / "out-200qps.json").read_text())
+    assert (saved["request_rate"], saved["slo_attainment"]) == (200.0, 1.0)
+    drawn = {str(path.relative_to(tmp_path / "plots")) for path in tmp_path.rglob("*.png")}
+    assert {"throughput_latency.png", "attainment.png", "200qps/occupancy.png"} <= drawn
+
+
+def test_a_trace_is_replayed(server: FakeServer, tmp_path: Path):
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"timestamp": 10 * i, "input_length": 10 + i, "output_length": 3} for i in range(9)]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    result = bench(
+        server, "--dataset-name", "mooncake", "--dataset-path", str(trace), "--trace-start", "2",
+        "--num-prompts", "3", "--output-scale", "2", "--max-total-len", "18",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    sizes = [(len(body["prompt"]), body["max_tokens"]) for body in server.bodies[1:]]
+    assert sizes == [(12, 6), (12, 6), (12, 6)]
+
+
+def test_conversations_and_bursts_run(server: FakeServer):
+    talk = bench(
+        server, "--dataset-name", "conversation", "--num-prompts", "2", "--turns", "2",
+        "--think-seconds", "0", "--endpoint", "/v1/chat/completions", "--random-output-len", "2",
+    )  # fmt: skip
+    assert talk.exit_code == 0, talk.output
+    assert any(len(body["messages"]) > 1 for body in server.bodies)
+    burst = bench(server, "--burst", "1-3-1", "--burst-seconds", "0.05", "--random-output-len", "2")
+    assert burst.exit_code == 0, burst.output
+    assert server.peak == 3
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
+        (["--dataset-name", "azure"], "--dataset-path"),
+        (["--dataset-name", "azure", "--dataset-path", "/nowhere"], "nowhere"),
+        (["--arrival-cv", "0"], "--arrival-cv"),
+        (["--burst", "5", "--request-rate", "1", "--request-rate", "2"], "--burst"),
+        (["--class-mix", "vip=1"], "vip"),
         (["--goodput", "speed:3"], "--goodput"),
         (["--metric-percentiles", "200"], "--metric-percentiles"),
         (["--percentile-metrics", "nonsense"], "nonsense"),

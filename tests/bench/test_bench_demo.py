@@ -14,14 +14,12 @@ from hotbatch.bench import cli, demo
 from hotbatch.bench.demo import (
     Burst,
     ModeResult,
-    Sample,
-    mean_batch_size,
-    parse_metrics,
     plot,
     run_mode,
     table,
     throughput,
 )
+from hotbatch.bench.server_metrics import Sample, mean_batch_size, parse_metrics
 from hotbatch.bench.server_process import ServerFailedError, serving
 
 COMMAND = (sys.executable, str(Path(__file__).parent / "simulated_serve.py"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from engine_parts import STEP_SECONDS, Rig, make_request, make_scheduler
 
 from hotbatch.core.config import SchedulerConfig
@@ -102,4 +103,5 @@ def test_the_curve_is_told_as_soon_as_it_is_known():
         rig.engine.submit(Request(str(number), [number] * 9, params, seed=1))
         rig.run_until_idle()
     one, two = rig.engine.view.predicted_curve(8, (1, 2))
-    assert 0.0 < one <= two < 2 * STEP_SECONDS
+    assert one == pytest.approx(STEP_SECONDS, rel=0.1)
+    assert two == pytest.approx(STEP_SECONDS, rel=0.1)

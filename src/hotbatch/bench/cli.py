@@ -7,17 +7,29 @@ import enum
 import json
 import math
 import sys
-import time
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hotbatch.bench.client import Record, Target, open_session, parse, send
-from hotbatch.bench.load import LoadResult, run_load
+from hotbatch.bench.arguments import (
+    parse_classes,
+    parse_goodput,
+    parse_json_object,
+    parse_metrics,
+    parse_pairs,
+    parse_percentiles,
+    parse_phases,
+    parse_tenants,
+    parse_token_range,
+)
+from hotbatch.bench.client import Target
+from hotbatch.bench.load import run_load
 from hotbatch.bench.report import DETAILS, METRICS, banner, summarize
-from hotbatch.bench.workload import BenchRequest, RandomLengths, arrival_times, random_requests
+from hotbatch.bench.session import Measured, NotReadyError, Work, measure, wait_until_ready
+from hotbatch.bench.source import Dataset, Source, gamma_shape, read_rows
+from hotbatch.bench.workload import BenchRequest, RandomLengths
 
 app = typer.Typer(
     help="Measure a server under load.",
@@ -32,8 +44,7 @@ class PromptKind(enum.Enum):
     TEXT = "text"
 
 
-class Dataset(enum.Enum):
-    RANDOM = "random"
+_LOAD, _TRACE, _WHO, _REPORT = "Load", "Traces and conversations", "Classes and tenants", "Report"
 
 
 @app.callback()
@@ -50,40 +61,150 @@ def serve(
     model: Annotated[
         str | None, typer.Option(help="Model name; default: the first the server lists.")
     ] = None,
-    dataset_name: Annotated[Dataset, typer.Option(help="Kind of workload.")] = Dataset.RANDOM,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Requests to send.")] = 100,
-    random_input_len: Annotated[int, typer.Option(min=1, help="Mean prompt tokens.")] = 128,
-    random_output_len: Annotated[int, typer.Option(min=1, help="Mean output tokens.")] = 128,
-    random_range_ratio: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Lengths vary by +- this share of the mean.")
-    ] = 0.0,
-    random_prefix_len: Annotated[
-        int, typer.Option(min=0, help="Tokens before the prompt that all requests share.")
-    ] = 0,
-    prompt_kind: Annotated[
-        PromptKind | None,
-        typer.Option(help="Token ids (default) or text (needed, and default, for chat)."),
+    api_key: Annotated[
+        str | None, typer.Option(envvar="OPENAI_API_KEY", help="Bearer key.")
     ] = None,
-    token_range: Annotated[
-        tuple[int, int], typer.Option(help="Random token ids: lowest, and one past the highest.")
-    ] = (1000, 20000),
-    max_concurrency: Annotated[
-        int | None, typer.Option(min=1, help="At most so many requests under way (closed loop).")
-    ] = None,
-    request_rate: Annotated[
-        float, typer.Option(help="Requests per second (open loop); inf sends all at once.")
-    ] = math.inf,
-    burstiness: Annotated[
-        float, typer.Option(help="Shape of the Gamma-distributed gaps; 1 is a Poisson process.")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of prompts, lengths and arrivals.")] = 0,
-    ignore_eos: Annotated[bool, typer.Option(help="Generate to the full length.")] = True,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 0.0,
     extra_body: Annotated[
         str | None, typer.Option(help="JSON object added to each request's body.")
     ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", help="Bearer key.")
+    ignore_eos: Annotated[bool, typer.Option(help="Generate to the full length.")] = True,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 0.0,
+    dataset_name: Annotated[
+        Dataset, typer.Option(help="Kind of workload.", rich_help_panel=_LOAD)
+    ] = Dataset.RANDOM,
+    num_prompts: Annotated[
+        int,
+        typer.Option(min=1, help="Requests (or conversations) to send.", rich_help_panel=_LOAD),
+    ] = 100,
+    random_input_len: Annotated[
+        int, typer.Option(min=1, help="Mean prompt tokens.", rich_help_panel=_LOAD)
+    ] = 128,
+    random_output_len: Annotated[
+        int, typer.Option(min=1, help="Mean output tokens.", rich_help_panel=_LOAD)
+    ] = 128,
+    random_range_ratio: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Lengths vary by +- this share of the mean.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = 0.0,
+    random_prefix_len: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Tokens before the prompt that all requests share.", rich_help_panel=_LOAD
+        ),
+    ] = 0,
+    prompt_kind: Annotated[
+        PromptKind | None,
+        typer.Option(
+            help="Token ids (default) or text (needed, and default, for chat).",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    token_range: Annotated[
+        tuple[int, int],
+        typer.Option(
+            help="Random token ids: lowest, and one past the highest.", rich_help_panel=_LOAD
+        ),
+    ] = (1000, 20000),
+    request_rate: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Requests per second (open loop); inf, the default, sends all at once. Given "
+            "several times, one run each.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    burstiness: Annotated[
+        float,
+        typer.Option(
+            help="Shape of the Gamma-distributed gaps; 1 is a Poisson process.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = 1.0,
+    arrival_cv: Annotated[
+        float | None,
+        typer.Option(
+            help="The same as a coefficient of variation of the gaps: 1 is Poisson, 2 is bursty.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    max_concurrency: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="At most so many requests under way (closed loop).", rich_help_panel=_LOAD
+        ),
+    ] = None,
+    burst: Annotated[
+        str | None,
+        typer.Option(
+            help="Clients over time, each with one request at a time: 5-100-5.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    burst_seconds: Annotated[
+        str, typer.Option(help="How long each phase lasts: 10-20-10.", rich_help_panel=_LOAD)
+    ] = "10",
+    seed: Annotated[
+        int, typer.Option(help="Seed of all that is random.", rich_help_panel=_LOAD)
+    ] = 0,
+    dataset_path: Annotated[
+        Path | None,
+        typer.Option(help="The trace: Azure's CSV or Mooncake's JSONL.", rich_help_panel=_TRACE),
+    ] = None,
+    trace_start: Annotated[
+        int, typer.Option(min=0, help="Number of its first request.", rich_help_panel=_TRACE)
+    ] = 0,
+    time_scale: Annotated[
+        float,
+        typer.Option(
+            help="Its gaps times this; --request-rate stretches them to a rate instead.",
+            rich_help_panel=_TRACE,
+        ),
+    ] = 1.0,
+    input_scale: Annotated[
+        float, typer.Option(help="Its prompt lengths times this.", rich_help_panel=_TRACE)
+    ] = 1.0,
+    output_scale: Annotated[
+        float, typer.Option(help="Its output lengths times this.", rich_help_panel=_TRACE)
+    ] = 1.0,
+    max_total_len: Annotated[
+        int | None,
+        typer.Option(min=2, help="Cut prompts to fit this many tokens.", rich_help_panel=_TRACE),
+    ] = None,
+    turns: Annotated[
+        int, typer.Option(min=1, help="Mean turns of a conversation.", rich_help_panel=_TRACE)
+    ] = 4,
+    think_seconds: Annotated[
+        float,
+        typer.Option(min=0.0, help="Mean pause before the next turn.", rich_help_panel=_TRACE),
+    ] = 1.0,
+    class_mix: Annotated[
+        str | None,
+        typer.Option(
+            help="Shares of classes, sent as service_tier: interactive=0.3,batch=0.7.",
+            rich_help_panel=_WHO,
+        ),
+    ] = None,
+    class_slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Limits of a class: interactive=ttft:500,tpot:50 (ms).", rich_help_panel=_WHO
+        ),
+    ] = None,
+    send_slo: Annotated[
+        bool, typer.Option(help="Send a class's limits as `slo`, too.", rich_help_panel=_WHO)
+    ] = True,
+    tenant_mix: Annotated[
+        str | None,
+        typer.Option(help="Shares of tenants, sent as user: a=10,b=1.", rich_help_panel=_WHO),
+    ] = None,
+    tenant_key: Annotated[
+        list[str] | None,
+        typer.Option(help="A tenant's API key instead: a=KEY.", rich_help_panel=_WHO),
     ] = None,
     num_warmups: Annotated[
         int, typer.Option("--num-warmups", "--warmup", min=0, help="Requests before the run.")
@@ -93,104 +214,143 @@ def serve(
     ] = 60.0,
     goodput: Annotated[
         list[str] | None,
-        typer.Option(help="A limit such as ttft:500 (ms) for goodput; ttft, tpot or e2el."),
+        typer.Option(
+            help="A limit such as ttft:500 (ms) for goodput; ttft, tpot or e2el.",
+            rich_help_panel=_REPORT,
+        ),
     ] = None,
     percentile_metrics: Annotated[
-        str, typer.Option(help="Which figures the banner shows.")
+        str, typer.Option(help="Which figures the banner shows.", rich_help_panel=_REPORT)
     ] = ",".join(METRICS),
-    metric_percentiles: Annotated[str, typer.Option(help="Percentiles to report.")] = "90,99",
-    save_result: Annotated[bool, typer.Option(help="Write a JSON file.")] = False,
-    save_detailed: Annotated[bool, typer.Option(help="With each request's figures.")] = False,
-    result_dir: Annotated[Path, typer.Option(help="Folder of the JSON file.")] = Path("."),
-    result_filename: Annotated[str | None, typer.Option(help="Name of the JSON file.")] = None,
+    metric_percentiles: Annotated[
+        str, typer.Option(help="Percentiles to report.", rich_help_panel=_REPORT)
+    ] = "90,99",
+    plot_dir: Annotated[
+        Path | None, typer.Option(help="Draw plots into this folder.", rich_help_panel=_REPORT)
+    ] = None,
+    save_result: Annotated[
+        bool, typer.Option(help="Write a JSON file.", rich_help_panel=_REPORT)
+    ] = False,
+    save_detailed: Annotated[
+        bool, typer.Option(help="With each request's figures.", rich_help_panel=_REPORT)
+    ] = False,
+    result_dir: Annotated[
+        Path, typer.Option(help="Folder of the JSON file.", rich_help_panel=_REPORT)
+    ] = Path("."),
+    result_filename: Annotated[
+        str | None, typer.Option(help="Name of the JSON file.", rich_help_panel=_REPORT)
+    ] = None,
     metadata: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE, kept in the JSON file.")
+        list[str] | None,
+        typer.Option(help="KEY=VALUE, kept in the JSON file.", rich_help_panel=_REPORT),
     ] = None,
     disable_tqdm: Annotated[bool, typer.Option(help="No progress line.")] = False,
 ) -> None:
-    """Send random requests to an OpenAI-compatible server and report what they met."""
+    """Send requests to an OpenAI-compatible server and report what they met."""
     is_chat = endpoint.rstrip("/").endswith("/chat/completions")
     kind = prompt_kind or (PromptKind.TEXT if is_chat else PromptKind.TOKENS)
     if is_chat and kind is PromptKind.TOKENS:
         raise typer.BadParameter("the chat endpoint takes text; use --prompt-kind text")
-    limits = parse_goodput(goodput or [])
-    percentiles = _numbers(metric_percentiles, "--metric-percentiles")
-    metrics = _metric_names(percentile_metrics)
-    notes = _pairs(metadata or [])
-    try:
-        arrivals = arrival_times(
-            num_prompts, request_rate=request_rate, burstiness=burstiness, seed=seed
-        )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    # One more than asked: the first tries the server out and must not warm the cache for others.
-    trial, *requests = random_requests(
-        1 + num_prompts,
+    rates = request_rate or [math.inf]
+    if len(rates) > 1 and burst is not None:
+        raise typer.BadParameter("--burst has no rate; give --request-rate once or not at all")
+    source = Source(
+        dataset=dataset_name,
+        trace=read_rows(dataset_name, dataset_path, trace_start, num_prompts, time_scale,
+                     input_scale, output_scale, max_total_len),
+        num_prompts=num_prompts,
         input_len=RandomLengths(random_input_len, random_range_ratio),
         output_len=RandomLengths(random_output_len, random_range_ratio),
         prefix_len=random_prefix_len,
         as_text=kind is PromptKind.TEXT,
-        token_range=_range(token_range),
+        token_range=parse_token_range(token_range),
+        burstiness=burstiness if arrival_cv is None else gamma_shape(arrival_cv),
+        max_concurrency=max_concurrency,
+        phases=parse_phases(burst, burst_seconds),
+        turns=turns,
+        think=think_seconds,
+        classes=parse_classes(class_mix, class_slo or [], send_slo=send_slo),
+        tenants=parse_tenants(tenant_mix, tenant_key or []),
         seed=seed,
-    )
+    )  # fmt: skip
+    limits = parse_goodput(goodput or [])
+    percentiles = parse_percentiles(metric_percentiles)
+    metrics = parse_metrics(percentile_metrics)
+    notes = parse_pairs(metadata or [], "--metadata")
+    try:
+        works = [source.work(rate) for rate in rates]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     target = Target(
         base_url=base_url,
         model=model or "",
         endpoint=endpoint,
         api_key=api_key,
         ignore_eos=ignore_eos,
-        extra_body={"temperature": temperature, **_json_object(extra_body)},
+        extra_body={"temperature": temperature, **parse_json_object(extra_body)},
     )
+    is_quiet = disable_tqdm or not sys.stderr.isatty()
     try:
-        target, load = asyncio.run(
-            _run(
+        target, results = asyncio.run(
+            _measure_all(
                 target,
-                trial,
-                requests,
-                arrivals=arrivals,
-                max_concurrency=max_concurrency,
+                source.trial(),
+                works,
                 num_warmups=num_warmups,
                 patience=ready_check_timeout_sec,
-                is_quiet=disable_tqdm or not sys.stderr.isatty(),
+                with_samples=plot_dir is not None,
+                is_quiet=is_quiet,
             )
         )
-    except _NotReadyError as error:
+    except NotReadyError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
-    figures = summarize(load, percentiles=percentiles, goodput=limits)
-    typer.echo(
-        banner(
-            figures,
-            metrics=metrics,
-            percentiles=percentiles,
-            max_concurrency=max_concurrency,
-            request_rate=request_rate,
+
+    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+    every = []
+    for rate, result in zip(rates, results, strict=True):
+        figures = summarize(result.load, percentiles=percentiles, goodput=limits)
+        every.append(figures)
+        typer.echo(
+            banner(
+                figures,
+                metrics=metrics,
+                percentiles=percentiles,
+                max_concurrency=max_concurrency,
+                request_rate=rate,
+            )
         )
-    )
-    if save_result or result_filename:
-        now = datetime.now().strftime("%Y%m%d-%H%M%S")
-        path = result_dir / (
-            result_filename or f"openai-{request_rate}qps-{Path(target.model).name}-{now}.json"
-        )
-        settings = {
-            "date": now,
-            "backend": "openai",
-            "endpoint_type": "openai-chat" if is_chat else "openai",
-            "model_id": target.model,
-            "num_prompts": num_prompts,
-            "request_rate": request_rate if math.isfinite(request_rate) else "inf",
-            "burstiness": burstiness,
-            "max_concurrency": max_concurrency,
-            "random_input_len": random_input_len,
-            "random_output_len": random_output_len,
-            "random_range_ratio": random_range_ratio,
-            "random_prefix_len": random_prefix_len,
-            "seed": seed,
-            **notes,
-        }
-        save(path, settings, figures, with_details=save_detailed)
-        typer.echo(f"saved to {path}")
-    if figures["completed"] == 0:
+        if save_result or result_filename:
+            name = result_filename or f"openai-{rate}qps-{Path(target.model).name}-{now}.json"
+            if result_filename and len(rates) > 1:
+                name = f"{Path(name).stem}-{rate:g}qps{Path(name).suffix}"
+            settings = {
+                "date": now,
+                "backend": "openai",
+                "endpoint_type": "openai-chat" if is_chat else "openai",
+                "model_id": target.model,
+                "num_prompts": num_prompts,
+                "dataset_name": dataset_name.value,
+                "dataset_path": None if dataset_path is None else str(dataset_path),
+                "request_rate": rate if math.isfinite(rate) else "inf",
+                "burstiness": source.burstiness,
+                "max_concurrency": max_concurrency,
+                "burst": burst,
+                "random_input_len": random_input_len,
+                "random_output_len": random_output_len,
+                "random_range_ratio": random_range_ratio,
+                "random_prefix_len": random_prefix_len,
+                "class_mix": class_mix,
+                "class_slo": class_slo,
+                "tenant_mix": tenant_mix,
+                "seed": seed,
+                **notes,
+            }
+            save(result_dir / name, settings, figures, with_details=save_detailed)
+            typer.echo(f"saved to {result_dir / name}")
+    if plot_dir is not None:
+        _plot(rates, every, results, plot_dir)
+    if any(figures["completed"] == 0 for figures in every):
         raise typer.Exit(1)
 
 
@@ -251,161 +411,37 @@ def save(
     path.write_text(json.dumps({**settings, **kept}), encoding="utf-8")
 
 
-def parse_goodput(pairs: list[str]) -> dict[str, float]:
-    """["ttft:500 tpot:50"] or ["ttft:500", "tpot:50"] to {"ttft": 500.0, "tpot": 50.0}."""
-    limits: dict[str, float] = {}
-    for pair in " ".join(pairs).split():
-        name, _, value = pair.partition(":")
-        try:
-            limit = float(value)
-        except ValueError:
-            limit = -1.0
-        if name not in ("ttft", "tpot", "e2el") or not limit >= 0.0:
-            raise typer.BadParameter(f"--goodput takes ttft:MS, tpot:MS or e2el:MS, got {pair!r}")
-        limits[name] = limit
-    return limits
-
-
-class _NotReadyError(Exception):
-    """The server does not answer as it should; `is_final` if no waiting will change that."""
-
-    def __init__(self, message: str, *, is_final: bool = False) -> None:
-        super().__init__(message)
-        self.is_final = is_final
-
-
-async def _run(
+async def _measure_all(
     target: Target,
     trial: BenchRequest,
-    requests: list[BenchRequest],
+    works: list[Work],
     *,
-    arrivals: list[float],
-    max_concurrency: int | None,
     num_warmups: int,
     patience: float,
+    with_samples: bool,
     is_quiet: bool,
-) -> tuple[Target, LoadResult]:
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            if not target.model:
-                target = await _with_first_model(target)
-            await _try_out(target, trial)
-            break
-        except _NotReadyError as error:
-            if error.is_final or time.monotonic() >= deadline:
-                raise
-            await asyncio.sleep(0.5)
+) -> tuple[Target, list[Measured]]:
+    target = await wait_until_ready(target, trial, patience)
     if num_warmups:
-        await run_load(target, [trial] * num_warmups, max_concurrency=max_concurrency)
-    progress = _Progress(len(requests), is_quiet)
-    load = await run_load(
-        target,
-        requests,
-        arrivals=arrivals,
-        max_concurrency=max_concurrency,
-        on_end=progress.advance,
-    )
-    progress.close()
-    return target, load
+        await run_load(target, [trial] * num_warmups, max_concurrency=works[0].max_concurrency)
+    results = [
+        await measure(target, work, with_samples=with_samples, is_quiet=is_quiet) for work in works
+    ]
+    return target, results
 
 
-async def _with_first_model(target: Target) -> Target:
-    import aiohttp
+def _plot(
+    rates: list[float], every: list[dict[str, Any]], results: list[Measured], folder: Path
+) -> None:
+    """Curves over the rates, and each run's own plots; of a sweep in a folder a rate."""
+    from hotbatch.bench.plots import RatePoint, plot_run, plot_sweep
 
-    url = target.base_url.rstrip("/") + "/v1/models"
-    try:
-        async with open_session(target) as session, session.get(url) as response:
-            if response.status in (401, 403):
-                raise _NotReadyError(f"{url} says {response.status}; give --api-key", is_final=True)
-            listed = await response.json()
-            name = str(listed["data"][0]["id"])
-    except (aiohttp.ClientError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise _NotReadyError(f"no model list at {url}: {error}") from None
-    return Target(
-        target.base_url,
-        name,
-        target.endpoint,
-        target.api_key,
-        target.ignore_eos,
-        target.extra_body,
-    )
-
-
-async def _try_out(target: Target, trial: BenchRequest) -> None:
-    record = Record(trial)
-    async with open_session(target) as session:
-        await send(session, target, record)
-    parse(record)
-    if record.error is not None:
-        raise _NotReadyError(
-            f"the trial request to {target.url} failed: {record.error}", is_final=record.is_refused
-        )
-
-
-class _Progress:
-    """A line on stderr, redrawn at most twice a second so that it costs nothing."""
-
-    def __init__(self, total: int, is_quiet: bool) -> None:
-        self._total = total
-        self._is_quiet = is_quiet
-        self._done = 0
-        self._drawn = 0.0
-
-    def advance(self, _: Record) -> None:
-        self._done += 1
-        now = time.monotonic()
-        if not self._is_quiet and now - self._drawn >= 0.5:
-            self._drawn = now
-            sys.stderr.write(f"\r{self._done}/{self._total} requests")
-            sys.stderr.flush()
-
-    def close(self) -> None:
-        if not self._is_quiet:
-            sys.stderr.write(f"\r{' ' * 40}\r")
-
-
-def _json_object(text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"--extra-body is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise typer.BadParameter("--extra-body must be a JSON object")
-    return value
-
-
-def _numbers(text: str, option: str) -> list[float]:
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        values = []
-    if not values or not all(0.0 <= value <= 100.0 for value in values):
-        raise typer.BadParameter(f"{option} takes numbers from 0 to 100, got {text!r}")
-    return values
-
-
-def _metric_names(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in METRICS and name != "client_queue_time":
-            raise typer.BadParameter(f"--percentile-metrics: unknown {name!r}; know {METRICS}")
-    return names
-
-
-def _pairs(items: list[str]) -> dict[str, str]:
-    pairs = {}
-    for item in items:
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"--metadata takes KEY=VALUE, got {item!r}")
-        pairs[key.strip()] = value.strip()
-    return pairs
-
-
-def _range(bounds: tuple[int, int]) -> tuple[int, int]:
-    if not 0 <= bounds[0] < bounds[1]:
-        raise typer.BadParameter(f"--token-range needs 0 <= lowest < highest, got {bounds}")
-    return bounds
+    paths = []
+    if len(rates) > 1:
+        points = [RatePoint(rate, figures) for rate, figures in zip(rates, every, strict=True)]
+        paths += plot_sweep(points, folder)
+    for rate, result in zip(rates, results, strict=True):
+        own = folder / f"{rate:g}qps" if len(rates) > 1 else folder
+        paths += plot_run(result.load, result.samples, own)
+    for path in paths:
+        typer.echo(f"plot: {path}")

@@ -10,10 +10,11 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hotbatch.bench.workload import BenchRequest
+from hotbatch.bench.workload import BenchRequest, Message, Prompt
 
 # Imported where it is used: every `hotbatch` command loads this module, few of them need it.
 if TYPE_CHECKING:
@@ -54,11 +55,7 @@ class Target:
             "stream_options": {"include_usage": True},
         }
         if self.is_chat:
-            if not isinstance(request.prompt, str):
-                raise ValueError(
-                    "the chat endpoint takes text prompts only; use --prompt-kind text"
-                )
-            body["messages"] = [{"role": "user", "content": request.prompt}]
+            body["messages"] = _messages(request.prompt)
             body["max_completion_tokens"] = request.output_len
         else:
             body["prompt"] = request.prompt
@@ -66,7 +63,17 @@ class Target:
         if self.ignore_eos:
             body["ignore_eos"] = True
         body.update(self.extra_body)
+        body.update(request.fields)
         return body
+
+
+def _messages(prompt: Prompt) -> list[Message]:
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    messages = [part for part in prompt if isinstance(part, dict)]
+    if not messages or len(messages) != len(prompt):
+        raise ValueError("the chat endpoint takes text prompts only; use --prompt-kind text")
+    return messages
 
 
 @dataclass(slots=True)
@@ -74,8 +81,9 @@ class Record:
     """What happened to one request. Times are `time.perf_counter` seconds.
 
     `chunk_times` has one entry for each chunk that brought text; `ended` is the time of the
-    last chunk that told of a choice. `error` is None on success. `is_refused` says that asking
-    again would be of no use.
+    last chunk that told of a choice. `error` is None on success; `error_code` is the code or
+    type of OpenAI's error object, where there was one; `retry_after` is the header's seconds.
+    `is_refused` says that asking again would be of no use.
     """
 
     request: BenchRequest
@@ -88,6 +96,8 @@ class Record:
     text: str = ""
     finish_reason: str | None = None
     error: str | None = None
+    error_code: str | None = None
+    retry_after: float | None = None
     status: int | None = None  # of HTTP, where it was not 200
     raw: list[tuple[float, bytes]] = field(default_factory=list)
     is_parsed: bool = False
@@ -103,12 +113,30 @@ class Record:
         )
 
     @property
+    def failure_kind(self) -> str | None:
+        """A short name to count failures by, such as "429 queue_full"; None on success."""
+        if self.error is None:
+            return None
+        if self.status is not None:
+            return f"{self.status} {self.error_code}" if self.error_code else str(self.status)
+        if self.error_code:
+            return f"stream {self.error_code}"
+        return self.error.partition(":")[0]
+
+    @property
     def ttft(self) -> float:
         return self.chunk_times[0] - self.started
 
     @property
     def latency(self) -> float:
         return self.ended - self.started
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds for each token after the first; None where there is none."""
+        if self.output_tokens < 2 or not self.chunk_times:
+            return None
+        return (self.latency - self.ttft) / (self.output_tokens - 1)
 
     @property
     def gaps(self) -> list[float]:
@@ -144,23 +172,50 @@ async def send(session: aiohttp.ClientSession, target: Target, record: Record) -
     import aiohttp
 
     body = json.dumps(target.body(record.request)).encode()
+    headers = {"Content-Type": "application/json"}
+    if record.request.api_key is not None:
+        headers["Authorization"] = f"Bearer {record.request.api_key}"
     clock = time.perf_counter
     keep = record.raw.append
     record.started = clock()
     try:
-        async with session.post(
-            target.url, data=body, headers={"Content-Type": "application/json"}
-        ) as response:
+        async with session.post(target.url, data=body, headers=headers) as response:
             if response.status != 200:
-                record.status = response.status
-                text = await response.text()
-                record.error = f"HTTP {response.status}: {text[:_MAX_ERROR_CHARS]}"
+                _take_refusal(
+                    record,
+                    response.status,
+                    await response.text(),
+                    response.headers.get("Retry-After"),
+                )
                 return
             read = response.content.readany
             while chunk := await read():
                 keep((clock(), chunk))
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         record.error = f"{type(error).__name__}: {error}"
+    finally:
+        if record.error is not None:
+            record.ended = clock()
+
+
+def _take_refusal(record: Record, status: int, text: str, retry_after: str | None) -> None:
+    record.status = status
+    record.error = f"HTTP {status}: {text[:_MAX_ERROR_CHARS]}"
+    with suppress(ValueError, AttributeError):
+        record.error_code = _code_of(json.loads(text).get("error"))
+    if retry_after is not None:
+        with suppress(ValueError):  # it may be a date, which nobody here sends
+            record.retry_after = float(retry_after)
+
+
+def _code_of(error: Any) -> str | None:
+    """OpenAI's `code`, else its `type`; some servers repeat the status as a number there."""
+    if not isinstance(error, dict):
+        return None
+    for key in ("code", "type"):
+        if isinstance(error.get(key), str):
+            return str(error[key])
+    return None
 
 
 def parse(record: Record) -> None:
@@ -200,6 +255,7 @@ def parse(record: Record) -> None:
 def _take_chunk(record: Record, chunk: dict[str, Any], moment: float, texts: list[str]) -> None:
     if "error" in chunk:
         record.error = f"error in the stream: {json.dumps(chunk['error'])[:_MAX_ERROR_CHARS]}"
+        record.error_code = _code_of(chunk["error"])
         return
     usage = chunk.get("usage")
     if usage:

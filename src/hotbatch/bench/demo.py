@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 from hotbatch.bench.client import Target, open_session
 from hotbatch.bench.load import Client, LoadResult, run_clients, run_load
 from hotbatch.bench.report import summarize
+from hotbatch.bench.server_metrics import Sample, mean_batch_size, read_metrics, sample
 from hotbatch.bench.server_process import SERVE, serving
 from hotbatch.bench.workload import BenchRequest, RandomLengths, random_requests
 
 if TYPE_CHECKING:
-    import aiohttp
     from rich.table import Table
 
-_SAMPLE_SECONDS = 0.25
 _SMOOTH_SECONDS = 1.0  # the plot's throughput is a mean over this long
 
 
@@ -71,16 +68,6 @@ def _mixed_request(rng: random.Random) -> BenchRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """The server at one moment: seconds since the start, requests, tokens generated so far."""
-
-    time: float
-    running: float
-    waiting: float
-    generated: float
-
-
-@dataclass(frozen=True, slots=True)
 class ModeResult:
     """What one way of batching did with the burst. `mean_batch` is requests per step."""
 
@@ -117,56 +104,13 @@ async def _measure(name: str, target: Target, clients: Sequence[Client]) -> Mode
     async with open_session(target) as session:
         before = await read_metrics(session, target.base_url)
         samples: list[Sample] = []
-        sampler = asyncio.create_task(_sample(session, target.base_url, before, samples))
+        sampler = asyncio.create_task(sample(session, target.base_url, before, samples))
         load = await run_clients(target, clients)
         sampler.cancel()
         with suppress(asyncio.CancelledError):
             await sampler
         after = await read_metrics(session, target.base_url)
     return ModeResult(name, load, summarize(load), samples, mean_batch_size(before, after))
-
-
-async def _sample(
-    session: aiohttp.ClientSession, url: str, before: Mapping[str, float], samples: list[Sample]
-) -> None:
-    started = time.perf_counter()
-    while True:
-        now = time.perf_counter() - started
-        metrics = await read_metrics(session, url)
-        samples.append(
-            Sample(
-                now,
-                metrics["num_requests_running"],
-                metrics["num_requests_waiting"],
-                metrics["generation_tokens_total"] - before["generation_tokens_total"],
-            )
-        )
-        await asyncio.sleep(_SAMPLE_SECONDS)
-
-
-async def read_metrics(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
-    """The server's metrics by name without prefix; series of one name are added up."""
-    async with session.get(f"{url}/metrics") as response:
-        return parse_metrics((await response.text()).splitlines())
-
-
-def parse_metrics(lines: Iterable[str]) -> dict[str, float]:
-    """Prometheus' text format to sums by name, `hotbatch:` cut off, histogram buckets left out."""
-    sums: dict[str, float] = {}
-    for line in lines:
-        match = re.match(r"(?:hotbatch:)?([\w:]+)(?:\{.*\})? (\S+)", line)
-        if match and not match[1].endswith("_bucket"):
-            sums[match[1]] = sums.get(match[1], 0.0) + float(match[2])
-    return sums
-
-
-def mean_batch_size(before: Mapping[str, float], after: Mapping[str, float]) -> float:
-    """Requests per step between two readings."""
-    requests, steps = (
-        after[name] - before[name]
-        for name in ("iteration_requests_sum", "iteration_requests_count")
-    )
-    return requests / steps if steps else 0.0
 
 
 # ---- what a person sees
@@ -248,11 +192,11 @@ def throughput(samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
     times: list[float] = []
     rates: list[float] = []
     first = 0
-    for index, sample in enumerate(samples):
-        while samples[first].time < sample.time - _SMOOTH_SECONDS and first < index - 1:
+    for index, one in enumerate(samples):
+        while samples[first].time < one.time - _SMOOTH_SECONDS and first < index - 1:
             first += 1
-        elapsed = sample.time - samples[first].time
+        elapsed = one.time - samples[first].time
         if elapsed > 0:
-            times.append(sample.time)
-            rates.append((sample.generated - samples[first].generated) / elapsed)
+            times.append(one.time)
+            rates.append((one.generated - samples[first].generated) / elapsed)
     return times, rates

@@ -1,16 +1,19 @@
-"""Sends a workload: at given moments, under a cap, or as clients that each wait their turn."""
+"""Sends a workload: at given moments, under a cap, as clients that each wait their turn, as a
+number of clients that changes over time, or as conversations."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import resource
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hotbatch.bench.client import Record, Target, open_session, parse, send
+from hotbatch.bench.conversations import Conversation
 from hotbatch.bench.workload import BenchRequest
 
 if TYPE_CHECKING:
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 # Above this many bytes kept unparsed, records are parsed as they end.
 _MAX_RAW_BYTES = 256 * 1024 * 1024
+
+_PAUSE, _LONGEST_PAUSE = 0.5, 5.0  # seconds before a refused client asks again
 
 OnEnd = Callable[[Record], None]
 
@@ -96,6 +101,98 @@ async def run_clients(
                 tasks.create_task(one(load, client, own))
 
     return await _measure(target, [record for own in records for record in own], dispatch, on_end)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """For `seconds`, so many clients ask one request after the other."""
+
+    clients: int
+    seconds: float
+
+
+async def run_phases(
+    target: Target,
+    requests: Sequence[BenchRequest],
+    phases: Sequence[Phase],
+    *,
+    on_end: OnEnd | None = None,
+) -> LoadResult:
+    """A closed loop whose number of clients changes from phase to phase.
+
+    Clients take the requests in their order and begin again when none is left. One that has
+    to go ends its last request first. Records are in the order of sending.
+    """
+    records: list[Record] = []
+    supply = itertools.cycle(requests)
+
+    async def one(load: _Load, spans: list[tuple[float, float]]) -> None:
+        for begin, end in spans:
+            await _sleep_until(load.started + begin)
+            while time.perf_counter() < load.started + end:
+                record = Record(next(supply), due=time.perf_counter())
+                records.append(record)
+                await load.send(record)
+                if record.error is not None:
+                    await asyncio.sleep(_pause_after(record))
+
+    async def dispatch(load: _Load) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(max(phase.clients for phase in phases)):
+                tasks.create_task(one(load, presence(phases, number)))
+
+    return await _measure(target, records, dispatch, on_end)
+
+
+def presence(phases: Sequence[Phase], number: int) -> list[tuple[float, float]]:
+    """When client `number` (from 0) is there: seconds from and to, neighbours joined."""
+    spans: list[tuple[float, float]] = []
+    now = 0.0
+    for phase in phases:
+        if number < phase.clients:
+            if spans and spans[-1][1] == now:
+                spans[-1] = (spans[-1][0], now + phase.seconds)
+            else:
+                spans.append((now, now + phase.seconds))
+        now += phase.seconds
+    return spans
+
+
+def _pause_after(record: Record) -> float:
+    """A client that was refused does not ask again at once: that would be another load."""
+    return min(_LONGEST_PAUSE, record.retry_after or _PAUSE)
+
+
+async def run_conversations(
+    target: Target, conversations: Sequence[Conversation], *, on_end: OnEnd | None = None
+) -> LoadResult:
+    """Holds each conversation to its end, or to its first failure. Records are those of the
+    first conversation, then of the second and so on."""
+    records: list[list[Record]] = [[] for _ in conversations]
+
+    async def one(load: _Load, conversation: Conversation, own: list[Record]) -> None:
+        answers: list[str] = []
+        due = load.started + conversation.start
+        for index, turn in enumerate(conversation.turns):
+            due += turn.think
+            await _sleep_until(due)
+            request = conversation.request(index, answers, is_chat=target.is_chat)
+            record = Record(request, due=due)
+            own.append(record)
+            await load.send(record)
+            parse(record)
+            if record.error is not None:
+                return
+            answers.append(record.text)
+            due = record.ended
+
+    async def dispatch(load: _Load) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for conversation, own in zip(conversations, records, strict=True):
+                tasks.create_task(one(load, conversation, own))
+
+    load = await _measure(target, [], dispatch, on_end)
+    return replace(load, records=[record for own in records for record in own])
 
 
 class _Load:

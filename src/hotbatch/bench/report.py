@@ -3,13 +3,17 @@
 Definitions follow vLLM's `bench serve`: TTFT is from sending to the first chunk with text;
 TPOT of a request is (latency - TTFT) / (output tokens - 1); ITL are the gaps between chunks
 of all requests pooled; E2EL is from sending to the last chunk. Failed requests count in
-`failed` and (against goodput) nowhere else.
+`failed`, by kind in `failures`, and (against goodput) nowhere else. A refusal (429, 503) is
+such a failure: who was turned away was not served as promised.
+
+Goodput is requests per second that kept every limit: a request's own, or those of the run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +48,8 @@ def summarize(
     total_input = sum(record.prompt_tokens for record in good)
     total_output = sum(record.output_tokens for record in good)
     duration = load.duration
+    is_limited = bool(goodput) or any(record.request.limits for record in load.records)
+    num_within = sum(is_within(record, goodput) for record in load.records)
     figures: dict[str, Any] = {
         "duration": duration,
         "completed": len(good),
@@ -51,7 +57,8 @@ def summarize(
         "total_input_tokens": total_input,
         "total_output_tokens": total_output,
         "request_throughput": len(good) / duration,
-        "request_goodput": _count_within(good, goodput) / duration if goodput else None,
+        "request_goodput": num_within / duration if is_limited else None,
+        "slo_attainment": num_within / max(1, len(load.records)) if is_limited else None,
         "output_throughput": total_output / duration,
         "total_token_throughput": (total_input + total_output) / duration,
         "max_output_tokens_per_s": peak_tokens_per_second(good),
@@ -60,17 +67,64 @@ def summarize(
         "client_cpu_share": load.client_cpu_seconds / duration,
         "client_cpu_us_per_token": 1e6 * load.client_cpu_seconds / max(1, total_output),
         "first_error": failed[0].error if failed else None,
+        "failures": dict(Counter(record.failure_kind for record in failed)),
+        "rejected": sum(record.status in (429, 503) for record in failed),
     }
     samples = {
         "ttft": [record.ttft for record in good],
-        "tpot": [_tpot(record) for record in good if record.output_tokens > 1],
+        "tpot": [record.tpot for record in good if record.tpot is not None],
         "itl": [gap for record in good for gap in record.gaps],
         "e2el": [record.latency for record in good],
         "client_queue_time": [record.started - record.due for record in good],
     }
     for name, seconds in samples.items():
         figures.update(_statistics(name, seconds, percentiles))
+    for key, group_of in _GROUPS.items():
+        groups = grouped(load.records, group_of)
+        if len(groups) > 1 or "" not in groups:
+            figures[key] = {
+                name: _group_figures(records, duration, percentiles, goodput)
+                for name, records in sorted(groups.items())
+            }
     figures.update(_details(load, good))
+    return figures
+
+
+_GROUPS: dict[str, Callable[[Record], str]] = {
+    "by_class": lambda record: record.request.service_class,
+    "by_tenant": lambda record: record.request.tenant,
+    "by_turn": lambda record: str(record.request.turn) if record.request.turn else "",
+}
+
+
+def grouped(
+    records: Iterable[Record], group_of: Callable[[Record], str]
+) -> dict[str, list[Record]]:
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(group_of(record), []).append(record)
+    return groups
+
+
+def _group_figures(
+    records: Sequence[Record],
+    duration: float,
+    percentiles: Sequence[float],
+    goodput: Mapping[str, float] | None,
+) -> dict[str, Any]:
+    good = [record for record in records if record.is_success]
+    num_within = sum(is_within(record, goodput) for record in records)
+    figures: dict[str, Any] = {
+        "completed": len(good),
+        "failed": len(records) - len(good),
+        "failures": dict(Counter(r.failure_kind for r in records if not r.is_success)),
+        "output_throughput": sum(record.output_tokens for record in good) / duration,
+        "request_goodput": num_within / duration,
+        "slo_attainment": num_within / len(records),
+    }
+    figures.update(_statistics("ttft", [record.ttft for record in good], percentiles))
+    tpots = [record.tpot for record in good if record.tpot is not None]
+    figures.update(_statistics("tpot", tpots, percentiles))
     return figures
 
 
@@ -106,20 +160,15 @@ def _details(load: LoadResult, good: list[Record]) -> dict[str, Any]:
     }
 
 
-def _tpot(record: Record) -> float:
-    return (record.latency - record.ttft) / (record.output_tokens - 1)
-
-
-def _count_within(records: list[Record], limits: Mapping[str, float]) -> int:
-    measures = {
-        "ttft": lambda record: record.ttft,
-        "tpot": lambda record: _tpot(record) if record.output_tokens > 1 else 0.0,
-        "e2el": lambda record: record.latency,
-    }
-    return sum(
-        all(1000.0 * measures[name](record) <= limit for name, limit in limits.items())
-        for record in records
-    )
+def is_within(record: Record, limits: Mapping[str, float] | None = None) -> bool:
+    """Whether a request succeeded and kept its limits (milliseconds), or else those given."""
+    if not record.is_success:
+        return False
+    own = record.request.limits
+    if own is None:
+        own = limits or {}
+    measured = {"ttft": record.ttft, "tpot": record.tpot or 0.0, "e2el": record.latency}
+    return all(1000.0 * measured[name] <= limit for name, limit in own.items())
 
 
 def peak_tokens_per_second(records: list[Record]) -> float:
@@ -180,6 +229,7 @@ def banner(
     row("Request throughput (req/s):", figures["request_throughput"])
     if figures["request_goodput"] is not None:
         row("Request goodput (req/s):", figures["request_goodput"])
+        row("Served as promised (%):", 100.0 * figures["slo_attainment"])
     row("Output token throughput (tok/s):", figures["output_throughput"])
     row("Peak output token throughput (tok/s):", figures["max_output_tokens_per_s"])
     row("Peak concurrent requests:", float(figures["max_concurrent_requests"]))
@@ -191,10 +241,28 @@ def banner(
         row(f"Median {short} (ms):", figures[f"median_{name}_ms"])
         for percentile in percentiles:
             row(f"P{percentile:g} {short} (ms):", figures[f"p{percentile:g}_{name}_ms"])
+    for key, title in (("by_class", "Classes"), ("by_tenant", "Tenants"), ("by_turn", "Turns")):
+        if key in figures:
+            lines.append(f"{title:-^{_WIDTH}}")
+            lines += _group_lines(figures[key])
     lines.append(f"{'Load Generator':-^{_WIDTH}}")
+    row("Client CPU (s):", figures["client_cpu_seconds"])
     row("Client CPU (% of one core):", 100.0 * figures["client_cpu_share"])
     row("Client CPU per token (us):", figures["client_cpu_us_per_token"])
     lines.append("=" * _WIDTH)
     if figures["failed"]:
-        lines.append(f"{figures['failed']} requests failed; the first: {figures['first_error']}")
+        kinds = ", ".join(f"{count} x {kind}" for kind, count in figures["failures"].items())
+        lines.append(f"{figures['failed']} requests failed ({kinds})")
+        lines.append(f"the first: {figures['first_error']}")
     return "\n".join(lines)
+
+
+def _group_lines(groups: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    lines = [f"{'':16}{'done':>6}{'failed':>7}{'met %':>7}{'TTFT p50':>10}{'mean':>9}  ms"]
+    for name, figures in groups.items():
+        lines.append(
+            f"{name or '0':16.16}{figures['completed']:>6}{figures['failed']:>7}"
+            f"{100.0 * figures['slo_attainment']:>7.1f}{figures['median_ttft_ms']:>10.1f}"
+            f"{figures['mean_ttft_ms']:>9.1f}"
+        )
+    return lines

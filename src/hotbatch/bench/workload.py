@@ -1,4 +1,4 @@
-"""What to ask and when: random prompts of given lengths, and the moments they are sent.
+"""What to ask, for whom and when: prompts of given lengths, classes, tenants, moments.
 
 Everything here is a function of its arguments and a seed, so that two servers get the very
 same requests at the very same moments.
@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hotbatch.bench.traces import PREFIX_BLOCK, TraceRow
 
 # Frequent short words: nearly every tokenizer spends one token on each (with its space), so a
 # text prompt of n words is close to n tokens without knowing the server's tokenizer.
@@ -24,13 +28,32 @@ _WORDS = """
 """.split()  # noqa: SIM905 - prose is easier to read than 160 quoted words
 
 
+Message = dict[str, str]
+Prompt = str | tuple[int, ...] | tuple[Message, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """One request to send. `prompt_len` and `output_len` are tokens, as planned."""
+    """One request to send. `prompt_len` and `output_len` are tokens, as planned.
 
-    prompt: str | tuple[int, ...]
+    Attributes:
+        prompt: text, token ids, or the messages of a chat.
+        service_class, tenant: names under which the report groups it; "" is none.
+        limits: what goodput asks of it, milliseconds by ttft, tpot, e2el; None: the run's.
+        fields: goes into the body as it is.
+        api_key: instead of the target's.
+        turn: its place in a conversation, from 0.
+    """
+
+    prompt: Prompt
     prompt_len: int
     output_len: int
+    service_class: str = ""
+    tenant: str = ""
+    limits: Mapping[str, float] | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    api_key: str | None = None
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +100,76 @@ def _random_tokens(
     if as_text:
         return rng.choices(_WORDS, k=count)
     return [rng.randrange(*token_range) for _ in range(count)]
+
+
+def trace_requests(
+    rows: Sequence[TraceRow],
+    *,
+    seed: int = 0,
+    as_text: bool = False,
+    token_range: tuple[int, int] = (1000, 20000),
+) -> list[BenchRequest]:
+    """Prompts of a trace's lengths; rows that share prefix ids share that much of the prompt."""
+    rng = random.Random(seed)
+    requests = []
+    for row in rows:
+        if row.prefix:
+            tokens: list[Any] = []
+            for id_ in row.prefix:
+                block = random.Random(f"{seed}:{id_}")
+                tokens += _random_tokens(block, PREFIX_BLOCK, as_text, token_range)
+            del tokens[row.input_len :]
+        else:
+            tokens = _random_tokens(rng, row.input_len, as_text, token_range)
+        prompt = " ".join(tokens) if as_text else tuple(tokens)
+        requests.append(BenchRequest(prompt, row.input_len, row.output_len))
+    return requests
+
+
+# ---- whose they are
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A class or a tenant: the `share` of requests that belong to it, what these carry
+    (`fields` of the body, `api_key`), and what they were promised (`limits`, milliseconds)."""
+
+    name: str
+    share: float
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, float] | None = None
+    api_key: str | None = None
+
+
+def assigned(
+    requests: Sequence[BenchRequest],
+    *,
+    classes: Sequence[Group] = (),
+    tenants: Sequence[Group] = (),
+    seed: int = 0,
+) -> list[BenchRequest]:
+    """Gives each request a class and a tenant, drawn by their shares and independently."""
+    rng = random.Random(f"groups {seed}")
+    result = []
+    for request in requests:
+        if classes:
+            (group,) = rng.choices(classes, [one.share for one in classes])
+            request = replace(
+                request,
+                service_class=group.name,
+                limits=group.limits,
+                fields={**request.fields, **group.fields},
+            )
+        if tenants:
+            (group,) = rng.choices(tenants, [one.share for one in tenants])
+            request = replace(
+                request,
+                tenant=group.name,
+                api_key=group.api_key,
+                fields={**request.fields, **group.fields},
+            )
+        result.append(request)
+    return result
 
 
 def arrival_times(

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hotbatch.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from hotbatch.core.step_mix import StepMix
 
 
 class FinishReason(enum.Enum):
@@ -81,7 +84,8 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One ragged forward pass. `copies` are (source, destination) block ids to copy first."""
+    """One ragged forward pass. `copies` are (source, destination) block ids to copy first;
+    `mix` is for those who account for the step's time, None in a plan made by hand."""
 
     step_id: int
     requests: tuple[PlannedRequest, ...]
@@ -89,6 +93,7 @@ class StepPlan:
     preempted: tuple[Preemption, ...] = ()
     paused: tuple[str, ...] = ()
     predicted_seconds: float | None = None
+    mix: StepMix | None = None
 
     @property
     def num_tokens(self) -> int:

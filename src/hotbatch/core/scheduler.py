@@ -61,6 +61,7 @@ from hotbatch.core.service_class import ServiceClass
 from hotbatch.core.shares import by_deadline, share_out
 from hotbatch.core.stats import SchedulerStats
 from hotbatch.core.step import Step
+from hotbatch.core.step_mix import HeldBack
 from hotbatch.core.step_time import StepClock
 from hotbatch.core.waiting_queue import WaitingQueue
 
@@ -663,6 +664,7 @@ class Scheduler:
         predicted = None
         if self.cost_model is not None:
             predicted = self.cost_model.predict(step.measure())
+        held_back = self._held_back()
         plan = StepPlan(
             self._next_step_id,
             tuple(step.planned),
@@ -670,10 +672,21 @@ class Scheduler:
             preempted,
             paused,
             predicted,
+            step.mix(held_back),
         )
         self._next_step_id += 1
         self._steps[plan.step_id] = step
         return plan
+
+    def _held_back(self) -> HeldBack | None:
+        """Why requests are not in the step that was just filled."""
+        num_running = len(self._roster.running)
+        if len(self._roster) == num_running:
+            return None
+        if self._seating.is_blocked:
+            return HeldBack.KV
+        is_full = num_running >= self.config.max_num_seqs
+        return HeldBack.SEATS if is_full or self._is_closed_mode else None
 
     # Booking
 

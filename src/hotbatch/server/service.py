@@ -29,6 +29,7 @@ from hotbatch.core.service_class import LatencyTargets, ServiceClass
 from hotbatch.engine.async_engine import AsyncEngine, EventStream
 from hotbatch.engine.engine import Engine
 from hotbatch.engine.seeds import child_seed
+from hotbatch.server.account_metrics import AccountMetrics, ReadDevice
 from hotbatch.server.entrance import Entrance
 from hotbatch.server.errors import ModelNotFoundError
 from hotbatch.server.live import LiveFeed
@@ -82,6 +83,7 @@ class Service:
         config: names, keys and limits.
         chat_template: None for a model without one; chat requests are then refused.
         eos_token_ids: tokens that end an answer; without them, the tokenizer's.
+        read_device: the driver's figures of the GPU, for /metrics.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Service:
         *,
         chat_template: ChatTemplate | None = None,
         eos_token_ids: frozenset[int] | None = None,
+        read_device: ReadDevice = lambda: None,
     ) -> None:
         self.engine = AsyncEngine(engine)
         self.tokenizer = tokenizer
@@ -109,6 +112,7 @@ class Service:
         service_metrics = ServiceMetrics(
             self.engine.load, self.engine.stats, lambda: self.entrance.refused
         )
+        account_metrics = AccountMetrics(engine.totals, engine.ceiling, read_device)
         info = self.engine.info
         self.live = LiveFeed(
             self.engine,
@@ -123,7 +127,7 @@ class Service:
             self.model_name,
             self.engine.stats,
             {"version": self.version, "precision": info.precision, "device": info.device},
-            service_metrics.families,
+            lambda labels: [*service_metrics.families(labels), *account_metrics.families(labels)],
         )
         engine.step_observers += [self.metrics.on_step, service_metrics.on_step]
         engine.request_observers += [self.metrics.on_request, service_metrics.on_request]

@@ -6,13 +6,28 @@ that checks every KV block it reads.
 """
 
 from hotbatch.simulator.clock import VirtualClock
+from hotbatch.simulator.engine_run import EngineRun
 from hotbatch.simulator.executor import SimulatedExecutor, SimulatedFailure
-from hotbatch.simulator.simulation import Outcome, Simulation, SimulationStuckError
-from hotbatch.simulator.step_time import ConstantStepTime, RooflineStepTime, StepTime
+from hotbatch.simulator.simulation import (
+    Outcome,
+    Simulation,
+    SimulationStuckError,
+    VirtualExecutor,
+)
+from hotbatch.simulator.step_time import (
+    ConstantStepTime,
+    MeasuredStepTime,
+    RooflineStepTime,
+    StepTime,
+    UnsteadyStepTime,
+)
+from hotbatch.simulator.time_only import TimeOnlyExecutor
 from hotbatch.simulator.token_model import TokenModel
 
 __all__ = [
     "ConstantStepTime",
+    "EngineRun",
+    "MeasuredStepTime",
     "Outcome",
     "RooflineStepTime",
     "SimulatedExecutor",
@@ -20,6 +35,9 @@ __all__ = [
     "Simulation",
     "SimulationStuckError",
     "StepTime",
+    "TimeOnlyExecutor",
     "TokenModel",
+    "UnsteadyStepTime",
     "VirtualClock",
+    "VirtualExecutor",
 ]

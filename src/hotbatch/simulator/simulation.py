@@ -10,13 +10,24 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from hotbatch.core.errors import OverloadedError
 from hotbatch.core.plan import FinishReason, StepPlan, StepResult, TokenEvent, TokenLogprob
 from hotbatch.core.request import Request
 from hotbatch.core.scheduler import Scheduler
-from hotbatch.simulator.executor import SimulatedExecutor, SimulatedFailure
+from hotbatch.engine.protocol import Executor
+from hotbatch.simulator.clock import VirtualClock
+from hotbatch.simulator.executor import SimulatedFailure
 
 StepObserver = Callable[[StepPlan, StepResult], None]
+
+
+class VirtualExecutor(Executor, Protocol):
+    """An executor that lets its steps take time on a clock of its own."""
+
+    @property
+    def clock(self) -> VirtualClock: ...
 
 
 class SimulationStuckError(RuntimeError):
@@ -36,6 +47,7 @@ class Outcome:
     finish_time: float | None = None
     stop_token_id: int | None = None
     error: str | None = None
+    error_reason: str | None = None  # the limit that refused or ended it, if one did
     num_cached: int = 0
 
     @property
@@ -54,7 +66,7 @@ class Simulation:
     def __init__(
         self,
         scheduler: Scheduler,
-        executor: SimulatedExecutor,
+        executor: VirtualExecutor,
         *,
         check_integrity: bool = False,
         observer: StepObserver | None = None,
@@ -69,14 +81,14 @@ class Simulation:
         self._next_entry = 0
 
     def arrive(self, request: Request) -> None:
-        """Let a request arrive at its `arrival`.
+        """Let a request arrive at its `arrival`; if it is refused then, its outcome says so.
 
         Raises:
             InvalidRequestError: it can never be served.
         """
         self.scheduler.check(request)
         self.outcomes[request.request_id] = Outcome(request.arrival)
-        self._at(request.arrival, lambda: self.scheduler.add(request))
+        self._at(request.arrival, lambda: self._add(request))
 
     def cancel(self, request_id: str, at: float) -> None:
         """Let a client go away at a moment; nothing happens if its request has ended."""
@@ -140,6 +152,16 @@ class Simulation:
         while self._agenda and self._agenda[0][0] <= self.clock.now():
             heapq.heappop(self._agenda)[2]()
 
+    def _add(self, request: Request) -> None:
+        try:
+            self.scheduler.add(request)
+        except OverloadedError as error:
+            outcome = self.outcomes[request.request_id]
+            outcome.finish_reason = FinishReason.ERROR
+            outcome.finish_time = self.clock.now()
+            outcome.error = error.message
+            outcome.error_reason = error.reason
+
     def _cancel(self, request_id: str) -> None:
         event = self.scheduler.cancel(request_id)
         if event is not None:
@@ -160,3 +182,4 @@ class Simulation:
                 outcome.finish_time = now
                 outcome.stop_token_id = event.stop_token_id
                 outcome.error = event.error
+                outcome.error_reason = event.error_reason

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -109,7 +110,7 @@ def test_at_most_twenty_frames_a_second() -> None:
             steps = frame.get("gauges", {"totals": {"steps": 0}})["totals"]["steps"] or steps
         worker.join()
         rig.service.close()
-    gaps = [later - sooner for sooner, later in zip(times, times[1:], strict=False)]
+    gaps = [later - sooner for sooner, later in pairwise(times)]
     assert all(gap >= live._FRAME_SECONDS - 0.002 for gap in gaps)
 
 

@@ -226,6 +226,12 @@ class LiveFeed:
             "totals": self._batch.totals(),
             "latency_ms": self._batch.latencies(now),
         }
+        accounts = engine.totals()
+        if accounts is not None:
+            gauges["causes"] = {
+                cause.value: round(seconds, 4) for cause, seconds in accounts.by_cause.items()
+            }
+            gauges["decode_utilisation"] = accounts.decode_utilisation
         if now - self._last_curve >= _QUIET_SECONDS:
             self._last_curve = now
             self._batch.forget_lost()
@@ -233,12 +239,23 @@ class LiveFeed:
         return gauges
 
     def _curve(self) -> dict[str, object]:
-        """The predicted milliseconds of steps of decodes, at the context of the last step."""
+        """Steps of decodes over their size: (tokens, predicted milliseconds, those at the
+        machine's best or None), at the given context; and the best's knee, in tokens."""
+        snapshot = self._engine.ceiling()
+        if snapshot is not None:
+            return {
+                "context": round(snapshot.context),
+                "knee": round(snapshot.knee, 1),
+                "points": [
+                    (point.num_tokens, _ms(point.predicted_seconds), _ms(point.ideal_seconds))
+                    for point in snapshot.curve
+                ],
+            }
         context = max(1, self._batch.last_context)
         sizes = [size for size in _CURVE_SIZES if size <= max(64, self._engine.view.num_seats)]
         seconds = self._engine.view.predicted_curve(context, sizes)
-        points = [(size, _ms(value)) for size, value in zip(sizes, seconds, strict=False)]
-        return {"context": context, "points": points}
+        points = [(size, _ms(value), None) for size, value in zip(sizes, seconds, strict=False)]
+        return {"context": context, "knee": None, "points": points}
 
 
 class LiveResponse(Response):

@@ -5,7 +5,8 @@
 
 import { mix, palette } from "./colours.js";
 
-const SECONDS = 120; // that a chart over time shows
+const SECONDS = 120; // that a chart over time shows, once it has so much to show
+const FIRST_SECONDS = 30;
 const EVERY_FOURTH = [1, 4, 16, 64, 256, 1024, 4096];
 const FONT = "11px system-ui, sans-serif";
 
@@ -70,21 +71,25 @@ export class TimeChart extends Chart {
   clear() {
     this.times = [];
     this.values = this.series.map(() => []);
+    this.line = [];
     this.draw();
   }
 
-  setSeries(series) {
-    this.series = series;
+  /** Begins anew with these series, and with a line on top of the stack if there is one. */
+  setSeries(series, hasLine = false, mark = this.mark) {
+    Object.assign(this, { series, hasLine, mark });
     this.plot?.destroy();
     this.plot = null;
     this.clear();
   }
 
-  push(time, values) {
+  push(time, values, line = null) {
     this.times.push(time);
+    this.line.push(line);
     values.forEach((value, i) => this.values[i].push(value));
     while (this.times[0] < time - SECONDS - 5) {
       this.times.shift();
+      this.line.shift();
       for (const column of this.values) column.shift();
     }
     this.draw();
@@ -95,7 +100,8 @@ export class TimeChart extends Chart {
     // The sums from the first on, largest first, so that each is painted over the one before.
     const sums = [];
     this.values.forEach((column, i) => sums.push(column.map((value, t) => value + (i ? sums[i - 1][t] : 0))));
-    return [this.times, ...sums.reverse()];
+    const line = this.hasLine ? [this.line, this.line] : [];
+    return [this.times, ...sums.reverse(), ...line];
   }
 
   options() {
@@ -106,15 +112,20 @@ export class TimeChart extends Chart {
         : { label: name, stroke: hue, width: 1.75, points: { show: false } };
     });
     if (this.stacked) lines.reverse();
+    if (this.hasLine) { // twice: once as a halo that lifts it off the stack
+      lines.push({ stroke: this.colour("panel"), width: 4, points: { show: false } });
+      lines.push({ stroke: this.colour("ink"), width: 1.75, points: { show: false } });
+    }
     const last = () => this.times.at(-1) ?? 0;
+    const shown = () => Math.min(SECONDS, Math.max(FIRST_SECONDS, last() - (this.times[0] ?? 0)));
     return {
       scales: {
-        x: { time: false, range: () => [last() - SECONDS, last()] },
+        x: { time: false, range: () => [last() - shown(), last()] },
         y: { range: (_, low, high) => [0, this.most ?? Math.max(this.least, high ?? 0) * 1.08] },
       },
       axes: [
         this.axis((_, splits) => splits.map((at) => ago(last() - at)), {
-          size: 22, grid: { show: false }, splits: () => [last() - 120, last() - 60, last()],
+          size: 22, grid: { show: false }, splits: () => [last() - shown(), last() - shown() / 2, last()],
         }),
         this.axis((_, splits) => splits.map((value) => `${short(value)}${this.unit}`), { size: 42, space: 34 }),
       ],
@@ -138,6 +149,7 @@ export class TimeChart extends Chart {
     ink.stroke();
     ink.fillStyle = this.colours.ink;
     ink.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    ink.textAlign = "left";
     ink.fillText(this.mark.name, left + 4, y - 5 * devicePixelRatio);
     ink.restore();
   }
@@ -163,10 +175,10 @@ export class CurveChart extends Chart {
 
   data() {
     const rows = [
-      ...this.steps.map(([x, ms, mixed]) => (mixed ? [x, null, null, ms] : [x, null, ms, null])),
-      ...this.curve.map(([x, ms]) => [x, ms, null, null]),
+      ...this.steps.map(([x, ms, mixed]) => (mixed ? [x, null, null, null, ms] : [x, null, null, ms, null])),
+      ...this.curve.map(([x, predicted, best]) => [x, best, predicted, null, null]),
     ].sort((a, b) => a[0] - b[0]);
-    return [0, 1, 2, 3].map((column) => rows.map((row) => row[column]));
+    return [0, 1, 2, 3, 4].map((column) => rows.map((row) => row[column]));
   }
 
   options() {
@@ -180,10 +192,11 @@ export class CurveChart extends Chart {
       },
       axes: [
         this.axis((_, splits) => splits.map((value) => (EVERY_FOURTH.includes(value) ? `${value}` : "")), { size: 22, grid: { show: false } }),
-        this.axis((_, splits) => splits.map((value) => `${value < 1 ? value : short(value)} ms`), { size: 52, space: 34 }),
+        this.axis((_, splits) => splits.map((value) => (value === null ? "" : `${value < 1 ? value : short(value)} ms`)), { size: 52, space: 34 }),
       ],
       series: [
         {},
+        { stroke: this.colour("soft"), width: 1.25, dash: [4, 3], spanGaps: true, points: { show: false } },
         { stroke: this.colour("ink"), width: 1.75, spanGaps: true, points: { show: false } },
         dots("soft/0.55", 4),
         dots("host/0.75", 4),
@@ -213,7 +226,7 @@ export class CurveChart extends Chart {
 
 function ago(seconds) {
   if (seconds < 1) return "now";
-  return seconds < 60 ? `${Math.round(seconds)} s ago` : `${Math.round(seconds / 60)} min ago`;
+  return seconds < 99 ? `${Math.round(seconds)} s ago` : `${Math.round(seconds / 60)} min ago`;
 }
 
 /** 1234 as 1.2k. */

@@ -14,19 +14,33 @@ const percent = (share) => `${Math.round(share * 100)} %`;
 // Figures are means over so many seconds: they can be read, and long steps do not make them jump.
 const CALM = 2;
 
-/** What becomes of the time, in the order of the stack. */
-const TIMES = [
-  { name: "steps of decodes", colour: "ink/0.75" },
-  { name: "steps with prompts", colour: "ink/0.42" },
-  { name: "between steps", colour: "host" },
-  { name: "no work", colour: "rest" },
+/** What becomes of the time, in the order of the stack: work, then what is lost, then rest. */
+const CAUSES = {
+  decode: ["writing", "ink/0.34"],
+  prefill: ["reading prompts", "ink/0.2"],
+  few_sequences: ["too few sequences", "cause-few"],
+  seat_limit: ["too few seats", "cause-seats"],
+  kv_limit: ["too little KV memory", "cause-kv"],
+  prefill_interference: ["prompts beside writers", "cause-prompts"],
+  speculation_waste: ["drafts dropped", "cause-drafts"],
+  host_gap: ["between steps", "host"],
+  kernel_inefficiency: ["kernels below the ceiling", "cause-kernels"],
+  no_work: ["no work", "rest"],
+};
+const stack = (names) => names.map((key) => ({ key, name: CAUSES[key][0], colour: CAUSES[key][1] }));
+const WITH_CEILING = stack(Object.keys(CAUSES));
+const WITHOUT = [
+  { key: "decode", name: "steps of decodes", colour: "ink/0.34" },
+  { key: "prefill", name: "steps with prompts", colour: "ink/0.2" },
+  ...stack(["host_gap", "no_work"]),
 ];
+const GOOD = 70; // percent of the ceiling, from which on a machine counts as well used
 
 export class Panels {
   constructor() {
     this.hello = null;
     this.recent = []; // gauges of the last seconds, to take differences over a while
-    this.busy = new TimeChart(byId("busy-chart"), { series: TIMES, stacked: true, most: 100, unit: " %", mark: { at: 70, name: "70 %" } });
+    this.busy = new TimeChart(byId("busy-chart"), { series: WITHOUT, stacked: true, most: 100, unit: " %" });
     this.curve = new CurveChart(byId("curve-chart"));
     this.rate = new TimeChart(byId("rate-chart"), {
       series: [{ name: "written", colour: "ink" }, { name: "prompts read", colour: "faint" }], least: 10,
@@ -109,17 +123,36 @@ export class Panels {
     text("v-prompt", read >= 1 ? `and ${short(read)} read` : "");
     const steps = since("steps");
     text("rate-now", steps ? `${short(steps / wall)} steps a second, ${(since("sampled_tokens") / steps).toFixed(1)} tokens each` : "");
-    const share = (value) => Math.min(100, Math.max(0, 100 * value / wall));
-    const parts = [share(since("decode_seconds")), share(since("prompt_seconds")), share(since("host_seconds"))];
-    parts.push(Math.max(0, 100 - parts[0] - parts[1] - parts[2]));
-    this.busy.push(time, parts);
-    text("v-busy", percent((parts[0] + parts[1]) / 100));
-    text("v-busy-note", "of the time");
-    text("busy-now", `${Math.round(parts[2])} % between steps, ${Math.round(parts[3])} % without work`);
+    this.#busy(time, gauges, before, wall);
     if (steps) {
       const model = since("decode_seconds") + since("prompt_seconds");
       text("curve-now", `${(since("prompt_tokens") + since("decode_tokens") === 0 ? 0 : (since("prompt_tokens") + since("decode_tokens")) / steps).toFixed(1)} tokens in ${(1000 * model / steps).toFixed(1)} ms`);
     }
+  }
+
+  /** The stack of causes, and the decode utilisation on it where the ceiling is known. */
+  #busy(time, gauges, before, wall) {
+    const isKnown = Boolean(gauges.causes);
+    if (isKnown !== (this.busy.series === WITH_CEILING)) {
+      this.busy.setSeries(isKnown ? WITH_CEILING : WITHOUT, isKnown, isKnown ? { at: GOOD, name: `${GOOD} %` } : null);
+    }
+    const seconds = isKnown ? gauges.causes : ownCauses(gauges.totals, wall);
+    const earlier = isKnown ? before.causes : ownCauses(before.totals, 0);
+    const spent = this.busy.series.map(({ key }) => Math.max(0, seconds[key] - earlier[key]));
+    const all = spent.reduce((sum, value) => sum + value, 0) || 1;
+    const shares = spent.map((value) => 100 * value / all);
+    const utilisation = gauges.decode_utilisation ?? null;
+    this.busy.push(time, shares, utilisation === null ? null : Math.min(100, 100 * utilisation));
+    text("v-busy-name", isKnown ? "Decode utilisation" : "Model at work");
+    text("v-busy", isKnown ? (utilisation === null ? "–" : percent(utilisation)) : `${Math.round(shares[0] + shares[1])} %`);
+    text("v-busy-note", isKnown ? "of the ceiling" : "of the time");
+    const losses = this.busy.series.map(({ key, name }, i) => [shares[i], name, key]).filter(([, , key]) => key !== "decode" && key !== "prefill");
+    const [share, name] = losses.reduce((most, loss) => (loss[0] > most[0] ? loss : most));
+    text("busy-now", share >= 1 ? `most is lost to: ${name}, ${Math.round(share)} %` : "");
+    this.busy.series.forEach(({ key }, i) => {
+      const item = byId(`cause-${key}`);
+      if (item) item.hidden = shares[i] < 0.5;
+    });
   }
 
   #latency(latencies) {
@@ -149,11 +182,16 @@ export class Panels {
     const fill = (id, series) => {
       byId(id).replaceChildren(...series.map(({ name, colour }) => legendItem(name, [rect(0, 2, 9, 9, shade(colour))], 9)));
     };
-    fill("busy-legend", this.busy.series);
+    byId("busy-legend").replaceChildren(...WITH_CEILING.map(({ key, name, colour }) => {
+      const item = legendItem(name, [rect(0, 2, 9, 9, shade(colour))], 9);
+      item.id = `cause-${key}`;
+      return item;
+    }));
     fill("rate-legend", this.rate.series);
     fill("kv-legend", this.kv.series);
     byId("curve-legend").replaceChildren(
-      legendItem("predicted, decodes alone", [rect(0, 6, 14, 2, colours.ink)], 14),
+      legendItem("decodes alone, predicted", [rect(0, 6, 14, 2, colours.ink)], 14),
+      legendItem("at the ceiling", [rect(0, 6, 4, 2, colours.soft), rect(6, 6, 4, 2, colours.soft)], 11),
       legendItem("steps of decodes", [dot(shade("soft/0.55"))], 9),
       legendItem("with prompts", [dot(shade("host/0.75"))], 9),
     );
@@ -209,6 +247,12 @@ export class Panels {
       return line;
     }));
   }
+}
+
+/** Seconds by cause as far as they are known without a ceiling. */
+function ownCauses(totals, wall) {
+  const { decode_seconds: decode, prompt_seconds: prefill, host_seconds: host } = totals;
+  return { decode, prefill, host_gap: host, no_work: wall };
 }
 
 function row(kind, cells) {

@@ -33,8 +33,9 @@ class Cell(NamedTuple):
     style: str
 
 
-def cell_of(state: int, prompt: int, decode: int, drafts: int, accepted: int, hue: str) -> Cell:
+def cell_of(work: list[int], hue: str) -> Cell:
     """A prompt is a full block, a token half of one; drafts that were dropped show in red."""
+    state, prompt, decode, drafts, accepted = work
     if state > _DONE:
         return Cell("✕", "red")
     if prompt:
@@ -104,8 +105,8 @@ class BatchPicture:
         if lane is None:
             lane = self._lanes[number] = _Lane(service_class, self._column)
             free = self._seats.index(None) if None in self._seats else len(self._seats)
-            self._seats[free:free + 1] = [number]
-        cell = cell_of(*work, hue=self._hue(service_class))
+            self._seats[free : free + 1] = [number]
+        cell = cell_of(work, self._hue(service_class))
         if lane.last_column == self._column and lane.cells:
             if cell.glyph != "─":
                 lane.cells[-1] = cell

@@ -7,7 +7,7 @@ import { mix, palette } from "./colours.js";
 
 const SECONDS = 120; // that a chart over time shows, once it has so much to show
 const FIRST_SECONDS = 30;
-const EVERY_FOURTH = [1, 4, 16, 64, 256, 1024, 4096];
+const TOKENS = [1, 4, 16, 64, 256, 1024, 4096];
 const FONT = "11px system-ui, sans-serif";
 
 class Chart {
@@ -191,8 +191,14 @@ export class CurveChart extends Chart {
         y: { distr: 3, range: (_, low, high) => [(low || 1) * 0.7, (high || 100) * 1.4] },
       },
       axes: [
-        this.axis((_, splits) => splits.map((value) => (EVERY_FOURTH.includes(value) ? `${value}` : "")), { size: 22, grid: { show: false } }),
-        this.axis((_, splits) => splits.map((value) => (value === null ? "" : `${value < 1 ? value : short(value)} ms`)), { size: 52, space: 34 }),
+        this.axis((_, splits) => splits, {
+          size: 22, grid: { show: false }, filter: (_, splits) => splits,
+          splits: (plot) => TOKENS.filter((value) => value <= plot.scales.x.max),
+        }),
+        this.axis((_, splits) => splits.map((value) => `${value < 1 ? value : short(value)} ms`), {
+          size: 52, filter: (_, splits) => splits,
+          splits: (plot) => round(plot.scales.y.min, plot.scales.y.max),
+        }),
       ],
       series: [
         {},
@@ -222,6 +228,19 @@ export class CurveChart extends Chart {
     ink.stroke();
     ink.restore();
   }
+}
+
+/** The round numbers of a logarithmic axis. */
+function round(low, high) {
+  const steps = high / low > 60 ? [1] : high / low > 8 ? [1, 3] : [1, 1.5, 2, 3, 5, 7];
+  const found = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1) {
+    for (const step of steps) {
+      const value = Number((step * 10 ** power).toPrecision(3));
+      if (value >= low && value <= high) found.push(value);
+    }
+  }
+  return found;
 }
 
 function ago(seconds) {

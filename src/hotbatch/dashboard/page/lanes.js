@@ -52,7 +52,8 @@ export class Lanes {
       soft: mix(colours[name], colours.well, 0.45),
       faint: mix(colours[name], colours.well, 0.22),
     }));
-    this.alarm = mix(colours.alarm, colours.well, 0.8);
+    this.alarm = mix(colours.alarm, colours.well, 0.85);
+    this.waste = mix(colours.alarm, colours.well, 0.5);
     this.#resize();
   }
 
@@ -238,7 +239,7 @@ export class Lanes {
     const accepted = Math.round((height - half) * cells[i + 6] / drafts);
     ink.fillStyle = tone.full;
     ink.fillRect(x, bottom - half - accepted, width, accepted);
-    ink.fillStyle = this.alarm;
+    ink.fillStyle = this.waste;
     ink.fillRect(x, y, width, height - half - accepted);
   }
 

@@ -142,7 +142,8 @@ export class Panels {
     const all = spent.reduce((sum, value) => sum + value, 0) || 1;
     const shares = spent.map((value) => 100 * value / all);
     const utilisation = gauges.decode_utilisation ?? null;
-    this.busy.push(time, shares, utilisation === null ? null : Math.min(100, 100 * utilisation));
+    const isDecoding = gauges.totals.decode_tokens > before.totals.decode_tokens;
+    this.busy.push(time, shares, utilisation !== null && isDecoding ? Math.min(100, 100 * utilisation) : null);
     text("v-busy-name", isKnown ? "Decode utilisation" : "Model at work");
     text("v-busy", isKnown ? (utilisation === null ? "–" : percent(utilisation)) : `${Math.round(shares[0] + shares[1])} %`);
     text("v-busy-note", isKnown ? "of the ceiling" : "of the time");

@@ -158,6 +158,7 @@ def test_it_is_used_by_keyboard(browser: Any) -> None:
         keyboard.press("Control+Enter")
         seen.until("document.getElementById('tally').textContent.includes('1 writing')")
         rig.executor.gate.clear()
+        seen.until("document.getElementById('v-running').textContent === '1'")
         seen.page.locator("#prompt").blur()
         keyboard.press("l")
         keyboard.press("ArrowDown")

@@ -76,7 +76,7 @@ def test_hello_then_frames() -> None:
             gauges |= next(stream)[1].get("gauges", {})
         rig.service.close()
         assert list(stream) == []
-    assert named == [[0, "cmpl-play-1-0"]]
+    assert {tuple(pair) for pair in named} == {(0, "cmpl-play-1-0")}
     assert gauges["totals"]["prompt_tokens"] == 3
     assert gauges["latency_ms"][ServiceClass.INTERACTIVE][0] is not None
     assert sum(gauges["kv"]) == hello["blocks"]

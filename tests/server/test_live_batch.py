@@ -189,11 +189,11 @@ def test_a_request_of_one_step_has_its_class() -> None:
 
 
 def test_only_marked_ids_are_published() -> None:
+    """And only for a while, in case a frame is missed."""
     batch = batch_of()
     batch.note_step(trace((part("mine-1", 10, 1), 1), (part("other-1", 10, 1), 1)))
-    assert batch.take_frame()["named"] == [(0, "mine-1")]
-    batch.note_step(trace((part("mine-1", 11, 1), 1)))
-    assert batch.take_frame()["named"] == []
+    named = [batch.take_frame()["named"] for _ in range(20)]
+    assert named == [[(0, "mine-1")]] * 10 + [[]] * 10
 
 
 def test_numbers_are_not_used_again() -> None:

@@ -42,6 +42,7 @@ _TOTALS = (
     "decode_seconds",  # of steps without
     "host_seconds",  # planning, booking, handing over
 )
+_TIMES_NAMED = 10  # a reader may miss some frames
 _RECENT_TOKENS = 512  # latencies that quantiles are taken from, by class
 _RECENT_REQUESTS = 128
 _STALE_SECONDS = 30.0
@@ -64,7 +65,7 @@ class _Lane:
         "prompt",
         "service_class",
         "state",
-        "was_named",
+        "times_named",
     )
 
     def __init__(self, number: int, service_class: int, arrival: float | None) -> None:
@@ -74,7 +75,7 @@ class _Lane:
         self.state = RUNNING
         self.context = 0
         self.last_token: float | None = None
-        self.was_named = False
+        self.times_named = 0
         self.prompt = self.decode = self.drafts = self.accepted = 0
 
 
@@ -204,8 +205,8 @@ class LiveBatch:
                 lane.context,
             )
             lane.prompt = lane.decode = lane.drafts = lane.accepted = 0
-            if not lane.was_named:
-                lane.was_named = True
+            if lane.times_named < _TIMES_NAMED:
+                lane.times_named += 1
                 if request_id.startswith(self._shown_ids):
                     named.append((lane.number, request_id))
         for request_id in self._ended:

@@ -1,9 +1,10 @@
 # One command each. `make serve` and `make test` work as the first thing in a fresh clone and
 # do nothing that is already done: the stamps in .venv say what is installed and from what.
 #
-# Set-up has two stages, so that serving does not wait for torch and the development tools:
+# Set-up has stages, so that serving does not wait for torch and the development tools:
 #   .venv/serve.stamp   the package with its native module, and what serving needs
 #   .venv/dev.stamp     on top of it, all that tests, lint and benchmarks need
+#   .venv/browser.stamp Chromium from apt, if we are root: the tests of the page use it
 #
 # ARGS goes to the command behind the target: make serve ARGS="--port 9000",
 # make test ARGS="-m 'not slow' tests/core".
@@ -34,7 +35,7 @@ help:
 	@echo 'make setup   everything for development'
 	@echo 'make clean   remove what was built, .venv too'
 
-setup: .venv/dev.stamp
+setup: .venv/dev.stamp .venv/browser.stamp
 
 serve: .venv/serve.stamp
 	@exec $(BIN)/hotbatch serve $(ARGS)
@@ -43,7 +44,7 @@ demo: .venv/dev.stamp
 	@mkdir -p out
 	@exec $(BIN)/hotbatch bench demo --image out/burst.png $(ARGS)
 
-test: .venv/dev.stamp
+test: .venv/dev.stamp .venv/browser.stamp
 	@exec $(BIN)/python -m pytest $(ARGS)
 
 lint: .venv/dev.stamp
@@ -88,4 +89,15 @@ clean:
 .venv/dev.stamp: pyproject.toml constraints.txt | .venv/serve.stamp
 	@echo 'Setting up .venv: what tests, lint and benchmarks need (torch is large)'
 	@$(INSTALL) '.[dev]'
+	@touch $@
+
+# The page's tests want a real browser. Where there is none and it cannot be had this way, they
+# say so and are skipped.
+.venv/browser.stamp: | .venv/dev.stamp
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	    echo 'Setting up Chromium, for the tests of the page' && apt-get -qq update && \
+	    DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends \
+	      chromium fonts-dejavu-core >/dev/null 2>&1; } || \
+	  echo 'No Chromium: the tests of the page will be skipped (apt-get install chromium)'
 	@touch $@

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+
+from hotbatch.executor import profile
 
 
 @pytest.fixture(autouse=True)
@@ -12,3 +16,15 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture(scope="session")
+def _profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def _no_profiles_from_outside(monkeypatch: pytest.MonkeyPatch, _profiles: Path) -> None:
+    """What `hotbatch tune` found here must not set a test's options. One folder for all tests,
+    so that the machine is measured once."""
+    monkeypatch.setattr(profile, "cache_dir", lambda: _profiles)

@@ -27,9 +27,11 @@ from hotbatch.executor.kv_sizing import (
     free_memory_bytes,
     kv_bytes_per_token,
 )
+from hotbatch.executor.nvml import DeviceFigures, read_device
 from hotbatch.models.embedded import EMBEDDED_MODEL_NAME, embedded_model_path
 from hotbatch.models.loader import LoadedModel, load_model
 from hotbatch.options import EngineOptions, flag_of
+from hotbatch.profiled import Known, know, primed_cost_model, profile_key, with_tuned
 from hotbatch.text import ChatTemplate, Tokenizer
 from hotbatch.text.made_up import made_up_tokenizer
 
@@ -51,14 +53,16 @@ _MAX_SLOTS = 2**31 - 1  # executors count the places of tokens in 32 bits
 class Assembly:
     """A loaded model behind an engine that has not been started.
 
-    `name` is the model's own; `eos_token_ids` end an answer; `chat_template` is None for a
-    model without one; `generation_defaults` are the sampling settings that its makers
+    `options` are those in force, tuned ones included; `known` is what was known or measured of
+    the machine. `name` is the model's own; `eos_token_ids` end an answer; `chat_template` is
+    None for a model without one; `generation_defaults` are the sampling settings that its makers
     recommend, by parameter name. Whoever starts `engine` stops it; `close` is for all others.
     """
 
     options: EngineOptions
     name: str
     engine: Engine
+    known: Known
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     eos_token_ids: frozenset[int]
@@ -73,6 +77,11 @@ class Assembly:
     def promised(self) -> Mapping[ServiceClass, LatencyTargets]:
         """Targets that the operator set, by class; the defaults are no promise."""
         return self.options.promised()
+
+    @property
+    def read_device(self) -> Callable[[], DeviceFigures | None]:
+        """Reads what the driver says of the GPU; None where there is none."""
+        return read_device if self.options.device == "cuda" else lambda: None
 
     @property
     def info(self) -> ExecutorInfo:
@@ -93,9 +102,14 @@ def assemble(options: EngineOptions, report: Report | None = None) -> Assembly:
     model = _load(options, report)
     tokenizer = _tokenizer(model)
     template = _chat_template(options, model, tokenizer)
-    executor = _executor(options, model, report)
-    scheduler = _scheduler(options, executor.info)
-    if scheduler.cost_model is not None:
+    if options.device == "cuda":
+        _require_gpu()
+    precision, why_precision = _precision(options, model)
+    known = know(options, profile_key(options, model, precision, _kv_dtype(options, precision)))
+    options = with_tuned(options, known.profile)
+    executor = _executor(options, model, precision, why_precision, report)
+    scheduler = _scheduler(options, executor.info, primed_cost_model(known.profile))
+    if scheduler.cost_model is not None and not scheduler.cost_model.is_trained:
         warm_up(
             executor,
             scheduler.cost_model,
@@ -106,7 +120,8 @@ def assemble(options: EngineOptions, report: Report | None = None) -> Assembly:
     return Assembly(
         options=options,
         name=model.name,
-        engine=Engine(scheduler, executor),
+        engine=Engine(scheduler, executor, ceiling=known.profile.ceiling),
+        known=known,
         tokenizer=tokenizer,
         chat_template=template,
         eos_token_ids=frozenset(model.eos_token_ids) | tokenizer.eos_token_ids,
@@ -168,13 +183,14 @@ class _Shape:
     max_model_len: int
 
 
-def _executor(options: EngineOptions, model: LoadedModel, report: Report | None) -> Executor:
-    if options.device == "cuda":
-        _require_gpu()
-    precision, why_precision = _precision(options, model)
-    kv_dtype = options.kv_cache_dtype
-    if kv_dtype == "auto":
-        kv_dtype = "f32" if precision == "f32" else "bf16"
+def _executor(
+    options: EngineOptions,
+    model: LoadedModel,
+    precision: str,
+    why_precision: str,
+    report: Report | None,
+) -> Executor:
+    kv_dtype = _kv_dtype(options, precision)
     max_model_len = _max_model_len(options, model.config)
     shape = _Shape(
         precision=precision,
@@ -214,6 +230,12 @@ def _precision(options: EngineOptions, model: LoadedModel) -> tuple[str, str]:
         options.threads or usable_cpus(),
     )
     return choice.precision, choice.reason
+
+
+def _kv_dtype(options: EngineOptions, precision: str) -> str:
+    if options.kv_cache_dtype != "auto":
+        return options.kv_cache_dtype
+    return "f32" if precision == "f32" else "bf16"
 
 
 def _cpu_executor(
@@ -354,11 +376,10 @@ def _scheduler_config(options: EngineOptions, info: ExecutorInfo) -> SchedulerCo
     )
 
 
-def _scheduler(options: EngineOptions, info: ExecutorInfo) -> Scheduler:
+def _scheduler(options: EngineOptions, info: ExecutorInfo, cost_model: CostModel) -> Scheduler:
     config, policies = _scheduler_config(options, info), _policies(options)
     if not options.speculate:
-        return Scheduler(config, policies)
-    cost_model = CostModel()
+        return Scheduler(config, policies, cost_model)
     return Scheduler(config, policies, cost_model, Speculator(cost_model))
 
 

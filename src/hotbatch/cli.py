@@ -312,6 +312,28 @@ def chat(
         run_chat(LocalModel(assembly), conversation, console)
 
 
+@app.command()
+def top(
+    url: Annotated[str, typer.Argument(metavar="[URL]", help="The server.")] = (
+        "http://127.0.0.1:8000"
+    ),
+    api_key: Annotated[
+        str | None, typer.Option(envvar="HOTBATCH_API_KEY", help="Key for that server.")
+    ] = None,
+) -> None:
+    """Watch a server's batch in the terminal; the page at the server's address shows more."""
+    from rich.console import Console
+
+    from hotbatch.dashboard.stream import LiveError
+    from hotbatch.dashboard.terminal import run_top
+
+    try:
+        run_top(url, api_key, Console(highlight=False))
+    except LiveError as error:
+        _complain(str(error))
+        raise typer.Exit(1) from None
+
+
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     add_help_option=False,

@@ -20,7 +20,7 @@ from hotbatch.core.policies import Policies, full_policies
 from hotbatch.core.request import Request
 from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.core.scheduler import Scheduler
-from hotbatch.engine import Engine
+from hotbatch.engine import Ceiling, Engine
 from hotbatch.engine.seeds import child_seed
 from hotbatch.server.app import create_app
 from hotbatch.server.run import address_of, listen
@@ -136,6 +136,7 @@ def make_rig(
     executor: dict[str, Any] | None = None,
     scheduler: dict[str, Any] | None = None,
     policies: Policies | None = None,
+    ceiling: Ceiling | None = None,
     **config: Any,
 ) -> Rig:
     tokenizer = small_tokenizer()
@@ -159,7 +160,7 @@ def make_rig(
         ),
         policies or full_policies(),
     )
-    engine = Engine(planner, machine)
+    engine = Engine(planner, machine, ceiling=ceiling)
     template = None
     if chat_template is not None:
         template = ChatTemplate(chat_template, tokenizer.special_tokens)

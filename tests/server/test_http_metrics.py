@@ -8,7 +8,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from server_parts import MODEL, Rig, make_rig, serving
 
 from hotbatch.core.plan import FinishReason
+from hotbatch.engine import CAUSES, Ceiling, ModelWork, Phase
 from hotbatch.engine.step_stats import RequestTimings
+from hotbatch.executor.nvml import DeviceFigures
+from hotbatch.server.account_metrics import AccountMetrics
 from hotbatch.server.metrics import ServerMetrics
 
 # Names that dashboards made for vLLM ask for, with hotbatch's prefix.
@@ -106,3 +109,48 @@ def test_a_histogram_counts_by_upper_bound() -> None:
     assert found[f"{name}_bucket", "+Inf"] == found[f"{name}_count", ""] == 3
     assert found[f"{name}_sum", ""] == pytest.approx(1e9 + 0.0101)
     assert found["request_queue_time_seconds_count", ""] == 0
+
+
+WORK = ModelWork(3e6, 1e6, 700.0, 2.5e8, 0.5e8, 1.0)
+CEILING = Ceiling(1e9, 1e12, 1e12, "made up")
+
+
+def test_the_causes_add_up_to_the_time_since_the_start() -> None:
+    rig = make_rig(executor={"work": WORK}, ceiling=CEILING)
+    with serving(rig) as rig, httpx.Client(base_url=rig.url, trust_env=False) as http:
+        _work(rig, http)
+        earlier = rig.engine.totals()
+        found = samples(http.get("/metrics").text)
+        later = rig.engine.totals()
+    by_cause = {cause: found["time_seconds_total", cause.value] for cause in CAUSES}
+    assert earlier is not None and later is not None
+    assert earlier.seconds <= sum(by_cause.values()) <= later.seconds
+    assert found["decode_utilisation_ratio", ""] > 0.0
+    for phase in Phase:
+        assert found["mbu_ratio", phase.value] >= 0.0
+        assert found["mfu_ratio", phase.value] >= 0.0
+    assert found["phase_ideal_seconds_total", "decode"] > 0.0
+    assert found["step_tokens_total", "prompt"] == found["prompt_tokens_computed_total", ""]
+    assert found["knee_tokens", ""] == pytest.approx(40 / 3)
+    assert found["ceiling_memory_bytes_per_second", ""] == 1e9
+    assert found["step_curve_seconds", "64"] > 0.0
+    assert not [name for name, _ in found if name.startswith("nvml")]
+
+
+def test_without_a_ceiling_nothing_is_claimed() -> None:
+    metrics = AccountMetrics(lambda: None, lambda: None)
+    assert list(metrics.families({})) == []
+
+
+def test_the_driver_s_figures_stand_beside_the_measured_ones() -> None:
+    figures = DeviceFigures("NVIDIA H200", 4.9e12, 1.0, 0.3, 1 << 30, 2 << 30, 500.0)
+    rig = make_rig(executor={"work": WORK}, ceiling=CEILING)
+    metrics = AccountMetrics(rig.engine.totals, rig.engine.ceiling, lambda: figures)
+    found = {
+        sample.name: sample.value
+        for family in metrics.families({})
+        for sample in family.samples
+        if sample.name.startswith("nvml")
+    }
+    assert found["nvml_bandwidth_bytes_per_second"] == 4.9e12
+    assert found["nvml_kernel_ratio"] == 1.0

@@ -26,10 +26,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from math import exp, isfinite, log
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hotbatch.core.least_squares import RecentQuantiles, RecursiveLeastSquares
-from hotbatch.core.plan import StepPlan
+
+if TYPE_CHECKING:
+    from hotbatch.core.plan import StepPlan
 
 
 class StepFeatures(NamedTuple):

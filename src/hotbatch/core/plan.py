@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hotbatch.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from hotbatch.core.step_mix import StepMix
 
 
 class FinishReason(enum.Enum):
@@ -71,15 +74,18 @@ class PlannedRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """A request that lost its KV blocks in this plan, and why."""
+    """A request that lost its KV blocks in this plan, and why; it `keeps_blocks` if only the
+    last ones were taken."""
 
     request_id: str
     reason: str
+    keeps_blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One ragged forward pass. `copies` are (source, destination) block ids to copy first."""
+    """One ragged forward pass. `copies` are (source, destination) block ids to copy first;
+    `mix` is for those who account for the step's time, None in a plan made by hand."""
 
     step_id: int
     requests: tuple[PlannedRequest, ...]
@@ -87,6 +93,7 @@ class StepPlan:
     preempted: tuple[Preemption, ...] = ()
     paused: tuple[str, ...] = ()
     predicted_seconds: float | None = None
+    mix: StepMix | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -183,12 +183,14 @@ class Preemptor:
         self.highest_victim = max(self.highest_victim, victim.rank)
         if victim.state is RequestState.RUNNING:
             self._pause(victim)
+        victim.num_once_computed = max(victim.num_once_computed, victim.num_committed)
         kv.cut(victim, taken)
         self._note_loss(victim, f"out of KV blocks: gave back {taken} of its last")
 
     def _evict(self, victim: Request) -> None:
         self.highest_victim = max(self.highest_victim, victim.rank)
         self._kv.release(victim)
+        victim.num_once_computed = max(victim.num_once_computed, victim.num_committed)
         victim.num_computed = victim.num_committed = victim.num_indexed = 0
         self._roster.evict(victim)
         self._note_loss(victim, "out of KV blocks")
@@ -199,7 +201,8 @@ class Preemptor:
             del victim.prompt_logprobs[victim.num_computed :]  # gathered anew when recomputed
         if victim.group is not None and victim.num_committed < victim.num_prompt:
             victim.group.dethrone(victim)
-        self.preempted.append(Preemption(victim.request_id, reason))
+        keeps_blocks = bool(victim.block_table)
+        self.preempted.append(Preemption(victim.request_id, reason, keeps_blocks))
         self.num_preemptions += 1
 
     def _pause(self, request: Request) -> None:

@@ -101,6 +101,7 @@ class Request:
         "num_computed",
         "num_evictions",
         "num_indexed",
+        "num_once_computed",
         "num_pauses",
         "num_prompt",
         "order",
@@ -188,6 +189,7 @@ class Request:
 
         self.num_evictions = 0  # times it lost blocks
         self.num_pauses = 0  # times it lost its seat
+        self.num_once_computed = 0  # tokens whose KV was there before the last such loss
         self.prompt_logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: int | None = None

@@ -65,6 +65,7 @@ from hotbatch.core.speculation import Drafter, EachAlone
 from hotbatch.core.stats import SchedulerStats
 from hotbatch.core.step import Step
 from hotbatch.core.step_filling import StepFiller
+from hotbatch.core.step_mix import HeldBack
 from hotbatch.core.step_time import prompt_seconds
 from hotbatch.core.urgency import Urgency
 from hotbatch.core.waiting_queue import WaitingQueue
@@ -383,6 +384,7 @@ class Scheduler:
         predicted = None
         if self.cost_model is not None:
             predicted = self.cost_model.predict(step.measure())
+        held_back = self._held_back()
         plan = StepPlan(
             self._next_step_id,
             tuple(step.planned),
@@ -390,12 +392,23 @@ class Scheduler:
             preempted,
             paused,
             predicted,
+            step.mix(held_back),
         )
         self._next_step_id += 1
         self._steps[plan.step_id] = step
         if self._drafter is not None:
             self._drafter.planned(plan)
         return plan
+
+    def _held_back(self) -> HeldBack | None:
+        """Why requests are not in the step that was just filled."""
+        num_running = len(self._roster.running)
+        if len(self._roster) == num_running:
+            return None
+        if self._seating.is_blocked:
+            return HeldBack.KV
+        is_full = num_running >= self.config.max_num_seqs
+        return HeldBack.SEATS if is_full or self._is_closed_mode else None
 
     # Booking
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hotbatch.core.cost_model import StepFeatures
 from hotbatch.core.plan import PlannedRequest, SampleSpec
 from hotbatch.core.request import Request
+from hotbatch.core.step_mix import HeldBack, StepMix
 
 
 class Step:
@@ -24,9 +25,12 @@ class Step:
         "decode_context",
         "features",
         "num_decodes",
+        "num_drafts",
+        "num_recomputed",
         "num_sampled",
         "num_tokens",
         "planned",
+        "prompts",
         "requests",
     )
 
@@ -41,7 +45,24 @@ class Step:
         self.num_sampled = 0
         self.num_decodes = 0
         self.decode_context = 0
+        self.num_drafts = 0
+        self.num_recomputed = 0
+        self.prompts = StepFeatures()  # the part of the sums that does not decode
         self.features: StepFeatures | None = None
+
+    def mix(self, held_back: HeldBack | None) -> StepMix:
+        """What it is made of, once it is full."""
+        all_rows, prompts = self.features or self.measure(), self.prompts
+        decode = all_rows
+        if prompts.num_tokens:
+            decode = StepFeatures(
+                all_rows.num_tokens - prompts.num_tokens,
+                all_rows.num_requests - prompts.num_requests,
+                all_rows.context_tokens - prompts.context_tokens,
+                all_rows.attended - prompts.attended,
+                all_rows.num_sampled - prompts.num_sampled,
+            )
+        return StepMix(all_rows, decode, self.num_drafts, self.num_recomputed, held_back)
 
     def measure(self) -> StepFeatures:
         self.features = StepFeatures(
@@ -56,7 +77,13 @@ class Step:
     def enter_chunk(self, request: Request, size: int) -> None:
         """The next `size` tokens of what is not computed."""
         start = request.num_computed
-        self.enter(request, tuple(request.tokens[start : start + size]))
+        end = start + size
+        num_known = len(request.tokens)
+        if size > 1 or start < request.num_prompt or end < num_known:
+            self.prompts = self.prompts.plus_chunk(start, size, int(end >= num_known))
+        if request.num_evictions:
+            self.num_recomputed += max(0, min(end, request.num_once_computed) - start)
+        self.enter(request, tuple(request.tokens[start:end]))
 
     def enter(self, request: Request, tokens: tuple[int, ...]) -> None:
         """Compute these tokens; the request counts them as computed from now on."""
@@ -115,6 +142,7 @@ class Step:
         self.budget -= count
         self.num_tokens += count
         self.num_sampled += count
+        self.num_drafts += count
         self.context_tokens += count
         self.attended += count * end + count * (count + 1) // 2
         request.num_computed = end + count

@@ -29,11 +29,16 @@ from hotbatch.core.policies import batch_size
 from hotbatch.core.request import Request
 from hotbatch.core.scheduler import Scheduler
 from hotbatch.core.stats import SchedulerStats
+from hotbatch.core.step_mix import StepMix
+from hotbatch.engine.accounting import Accountant, StepAccount, Totals
+from hotbatch.engine.ceiling import Ceiling, CeilingSnapshot, Roofline
 from hotbatch.engine.clock import MonotonicClock
 from hotbatch.engine.drain import DrainRates
+from hotbatch.engine.live_view import LiveView
 from hotbatch.engine.outstanding import Heard, Outstanding
 from hotbatch.engine.protocol import Clock, Executor, ExecutorInfo
-from hotbatch.engine.step_stats import RequestTimings, StepStats, count_decode_tokens
+from hotbatch.engine.step_stats import RequestTimings, StepStats
+from hotbatch.engine.step_trace import StepTrace
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +71,11 @@ class Engine:
     `deliver` is called on the engine's thread, once a step, with the events of that step; it
     must be quick and must not block. `step_observers` and `request_observers` are lists of
     callables for statistics, called on the same thread after `deliver`; one that raises is
-    logged and dropped. `unhealthy_after` is how many steps must fail in a row before
-    `is_healthy` turns False (the next good step makes it True again).
+    logged and dropped. `tracers` see plans and results too, after the step observers; they may
+    come and go while the engine runs. `account_observers` hear where a step's time went, if
+    `ceiling`, the machine's best, is given and the executor says what its model needs.
+    `unhealthy_after` is how many steps must fail in a row before `is_healthy` turns False (the
+    next good step makes it True again).
     """
 
     def __init__(
@@ -77,13 +85,17 @@ class Engine:
         clock: Clock | None = None,
         *,
         deliver: Deliver | None = None,
+        ceiling: Ceiling | None = None,
         unhealthy_after: int = 3,
     ) -> None:
         self.step_observers: list[Callable[[StepStats], None]] = []
         self.request_observers: list[Callable[[RequestTimings], None]] = []
+        self.account_observers: list[Callable[[StepAccount], None]] = []
+        self.tracers: list[Callable[[StepTrace], None]] = []
         self._scheduler = scheduler
         self._executor = executor
         self._clock: Clock = MonotonicClock() if clock is None else clock
+        self.accountant = self._make_accountant(ceiling)
         self._deliver = deliver
         self._unhealthy_after = unhealthy_after
         self._failures_in_a_row = 0
@@ -93,6 +105,7 @@ class Engine:
         self._num_seats = (
             config.max_num_seqs if config.batching == "continuous" else batch_size(config)
         )
+        self.view = LiveView(scheduler, self._outstanding, self._clock, self._num_seats)
         self._drain = DrainRates(config.max_num_batched_tokens)
         self._events: list[TokenEvent] = []  # of this turn, not yet delivered
         self._empty_turns = 0  # in a row, although there was work
@@ -133,6 +146,14 @@ class Engine:
     def stats(self) -> SchedulerStats:
         """The scheduler's figures after the last turn (a snapshot; any thread)."""
         return self._stats
+
+    def totals(self) -> Totals | None:
+        """Where the time went since the start; None where no ceiling is known (any thread)."""
+        return None if self.accountant is None else self.accountant.totals(self._clock.now())
+
+    def ceiling(self) -> CeilingSnapshot | None:
+        """The machine, the model's curve and where the server works on it (any thread)."""
+        return None if self.accountant is None else self.accountant.snapshot()
 
     def load(self) -> Load:
         """What waits, what is free and how fast it goes, at this moment (any thread)."""
@@ -228,6 +249,17 @@ class Engine:
             self._is_closed = True
         self._executor.close()
 
+    def _make_accountant(self, ceiling: Ceiling | None) -> Accountant | None:
+        work = self._executor.info.work
+        if ceiling is None or work is None:
+            return None
+        return Accountant(
+            Roofline(work, ceiling),
+            self._clock.now(),
+            cost_model=self._scheduler.cost_model,
+            max_rows=self._scheduler.config.max_num_seqs,
+        )
+
     def _check_open(self) -> None:
         if self._fault is not None:
             raise EngineStoppedError(
@@ -272,6 +304,8 @@ class Engine:
         self._events += self._scheduler.expire(started)
         plan = self._scheduler.plan(started)
         if plan is None:
+            if self.accountant is not None:
+                self.accountant.note_idle(started)
             if self._events:
                 self._take_stats()
                 self._flush(self._clock.now())
@@ -288,14 +322,27 @@ class Engine:
         else:
             self._events += self._scheduler.fail(plan, result)
         self._take_stats()
-        num_decode = count_decode_tokens(plan)
+        num_decode = StepMix.of_plan(plan).decode.num_tokens
         self._drain.note_step(plan.num_tokens - num_decode, executed - planned)
         committed = self._clock.now()
         heard = self._flush(committed)
-        if self.step_observers:
+        if self.step_observers or self.tracers:
             moments = (started, planned, executed, committed, self._clock.now())
-            failed = isinstance(result, str)
-            _tell(self.step_observers, self._step_stats(plan, num_decode, moments, heard, failed))
+            done = result if isinstance(result, StepResult) else None
+            stats = self._step_stats(plan, num_decode, moments, heard, done is None)
+            _tell(self.step_observers, stats)
+            if self.tracers:
+                _tell(self.tracers, StepTrace(plan, done, stats))
+        if self.accountant is not None:
+            account = self.accountant.account(
+                plan,
+                result if isinstance(result, StepResult) else None,
+                started=started,
+                planned=planned,
+                executed=executed,
+                delivered=self._clock.now(),
+            )
+            _tell(self.account_observers, account)
         return True
 
     def _execute(self, plan: StepPlan) -> StepResult | str:

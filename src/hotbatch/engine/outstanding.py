@@ -15,6 +15,7 @@ from hotbatch.core.errors import InvalidRequestError
 from hotbatch.core.plan import FinishReason, StepPlan, TokenEvent
 from hotbatch.core.service_class import NO_TARGETS, LatencyTargets, ServiceClass
 from hotbatch.engine.step_stats import RequestTimings
+from hotbatch.engine.step_trace import Promise
 
 
 @dataclass(slots=True)
@@ -108,6 +109,27 @@ class Outstanding:
                 tenants[life.tenant] = left
             else:
                 del tenants[life.tenant]
+
+    def promise_of(self, request_id: str) -> Promise | None:
+        life = self._lives.get(request_id)
+        if life is None:
+            return None
+        return Promise(life.arrival, life.num_prompt, life.service_class, life.targets)
+
+    def longest_waits(self, now: float) -> list[float]:
+        """Seconds since the arrival of the oldest request that has not begun, by class; 0 where
+        none waits. Stops looking when it has found them."""
+        waits = [0.0] * len(ServiceClass)
+        missing = {ServiceClass(rank) for rank, count in enumerate(self.waiting()[0]) if count > 0}
+        if not missing:
+            return waits
+        for life in list(self._lives.values()):  # a copy: submitters add meanwhile
+            if life.first_scheduled is None and life.service_class in missing:
+                waits[life.service_class] = max(0.0, now - life.arrival)
+                missing.remove(life.service_class)
+                if not missing:
+                    break
+        return waits
 
     @property
     def begun_tokens(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hotbatch.core.plan import StepPlan, StepResult
+from hotbatch.engine.ceiling import ModelWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,8 @@ class ExecutorInfo:
     """Facts about a loaded model that the scheduler and the server need.
 
     `num_blocks` KV blocks of `block_size` tokens each are usable; `max_model_len` is the
-    longest prompt plus output in tokens; `description` is what the ready line shows.
+    longest prompt plus output in tokens; `description` is what the ready line shows. `work` is
+    what a step needs at least, None where nobody knows.
     """
 
     model_name: str
@@ -24,6 +26,7 @@ class ExecutorInfo:
     num_blocks: int
     block_size: int
     description: str = ""
+    work: ModelWork | None = None
 
     @property
     def context_len(self) -> int:

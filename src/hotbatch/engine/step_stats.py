@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hotbatch.core.plan import FinishReason, StepPlan
+from hotbatch.core.plan import FinishReason
 from hotbatch.core.service_class import NO_TARGETS, LatencyTargets, ServiceClass
 
 
@@ -75,18 +75,3 @@ class RequestTimings:
         if self.first_token is None or self.last_token is None or self.num_output < 2:
             return None
         return (self.last_token - self.first_token) / (self.num_output - 1)
-
-
-def count_decode_tokens(plan: StepPlan) -> int:
-    """Tokens of the plan's requests that are past their prompt and up to date: one row each,
-    plus its drafts."""
-    count = 0
-    for request in plan.requests:
-        sample = request.sample
-        if (
-            sample is not None
-            and len(request.tokens) == 1 + request.num_drafts
-            and request.start >= sample.num_prompt
-        ):
-            count += len(request.tokens)
-    return count

@@ -18,6 +18,7 @@ from hotbatch.core.errors import InvalidRequestError, ModelLoadError
 from hotbatch.core.plan import StepPlan, StepResult
 from hotbatch.engine.protocol import ExecutorInfo
 from hotbatch.executor.inputs import StepInputs, pack
+from hotbatch.executor.model_work import model_work
 from hotbatch.executor.recorder import ProgramRecorder
 from hotbatch.executor.results import collect
 from hotbatch.executor.sample_inputs import SampleOutputs, pack_sampling
@@ -111,6 +112,13 @@ class CpuExecutor:
                 f"{', ' + why_precision if why_precision else ''}), {kv_dtype} "
                 f"cache ({self._program.cache_bytes / 1e6:.0f} MB), {self._program.isa}, "
                 f"{self._program.threads} threads"
+            ),
+            work=model_work(
+                config,
+                model.weights,
+                kv_dtype,
+                body_bytes=self._program.weight_bytes - recorder.head_bytes,
+                head_bytes=recorder.head_bytes,
             ),
         )
 

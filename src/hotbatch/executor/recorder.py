@@ -64,6 +64,7 @@ class ProgramRecorder(Ops[Recorded]):
         self._progress = progress
         self._selected = False
         self._keep: list[Any] = []  # arrays that the program points into
+        self.head_bytes = 0  # of the program's weights, those of sampled rows only
 
     @property
     def kept(self) -> list[Any]:
@@ -125,7 +126,10 @@ class ProgramRecorder(Ops[Recorded]):
         form = layer_precision(weight, self._precision, is_head=self._selected)
         parts = [raw_tuple(part) for part in weight.parts]
         bias = None if weight.bias is None else np.ascontiguousarray(weight.bias, np.float32)
+        before = self._program.weight_bytes
         index = int(self._program.add_weight(form, parts, bias, gated))
+        if self._selected:
+            self.head_bytes += self._program.weight_bytes - before
         if self._progress is not None:
             self._progress(weight.num_bytes)
         return index

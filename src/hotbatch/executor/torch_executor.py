@@ -19,9 +19,11 @@ from torch import Tensor
 
 from hotbatch.core.errors import ModelLoadError
 from hotbatch.core.plan import StepPlan, StepResult
+from hotbatch.engine.ceiling import ModelWork
 from hotbatch.engine.protocol import ExecutorInfo
 from hotbatch.executor import results
 from hotbatch.executor.inputs import Int32Array, StepInputs, pack
+from hotbatch.executor.model_work import model_work
 from hotbatch.executor.recorder import layer_precision
 from hotbatch.kernels.activation.reference import silu_mul
 from hotbatch.kernels.attention.reference import paged_attention
@@ -111,6 +113,20 @@ class TorchExecutor:
             num_blocks=num_blocks,
             block_size=block_size,
             description=f"{model.name}, {precision} on {self.device} (torch reference)",
+            work=self._work("bf16" if kv is torch.bfloat16 else "f32"),
+        )
+
+    def _work(self, kv_dtype: str) -> ModelWork:
+        def num_bytes(linear: _Linear) -> int:
+            return linear.weight.numel() * linear.weight.element_size()
+
+        head = num_bytes(self.linears[self.weights.head])
+        return model_work(
+            self.config,
+            self.weights,
+            kv_dtype,
+            body_bytes=sum(map(num_bytes, self.linears.values())) - head,
+            head_bytes=head,
         )
 
     @property

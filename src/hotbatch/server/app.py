@@ -17,6 +17,7 @@ from hotbatch.server.chat import create_chat_completion
 from hotbatch.server.completions import create_completion
 from hotbatch.server.errors import ModelNotFoundError, json_response
 from hotbatch.server.metrics import CONTENT_TYPE
+from hotbatch.server.page import add_page
 from hotbatch.server.schemas import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from hotbatch.server.service import Service
 from hotbatch.server.text_endpoints import detokenize, tokenize
@@ -120,25 +121,26 @@ def _add_reads(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         return Response(service.metrics.render(), media_type=CONTENT_TYPE)
 
-    @app.get("/")
-    async def index() -> Response:
-        return json_response(
-            {
-                "name": "hotbatch",
-                "version": service.version,
-                "model": service.model_name,
-                "endpoints": [
-                    "/v1/models",
-                    "/v1/completions",
-                    "/v1/chat/completions",
-                    "/tokenize",
-                    "/detokenize",
-                    "/health",
-                    "/metrics",
-                    "/docs",
-                ],
-            }
-        )
+    add_page(app, service, lambda: _index(service))
+
+
+def _index(service: Service) -> dict[str, Any]:
+    return {
+        "name": "hotbatch",
+        "version": service.version,
+        "model": service.model_name,
+        "endpoints": [
+            "/v1/models",
+            "/v1/completions",
+            "/v1/chat/completions",
+            "/tokenize",
+            "/detokenize",
+            "/health",
+            "/metrics",
+            "/live",
+            "/docs",
+        ],
+    }
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hotbatch.server.errors import json_response
 
-# Everything that computes or tells about models; health, version and metrics stay open, for
-# load balancers and scrapers.
-_GUARDED = ("/v1", "/tokenize", "/detokenize")
+# Everything that computes or tells about models and requests. Health, version and metrics stay
+# open for load balancers and scrapers, and the page, which asks for the key itself.
+_GUARDED = ("/v1", "/tokenize", "/detokenize", "/live")
 
 
 class BearerAuth:

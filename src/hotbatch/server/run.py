@@ -25,6 +25,7 @@ from hotbatch.core.admission import QueueLimits
 from hotbatch.core.errors import OptionError
 from hotbatch.core.service_class import LatencyTargets, ServiceClass
 from hotbatch.engine.engine import Engine
+from hotbatch.server.account_metrics import ReadDevice
 from hotbatch.server.app import create_app
 from hotbatch.server.service import Service, ServiceConfig
 from hotbatch.text import ChatTemplate, Tokenizer
@@ -71,6 +72,8 @@ class ServedModel(Protocol):
     def generation_defaults(self) -> Mapping[str, float]: ...
     @property
     def queue_ttl(self) -> float | None: ...
+    @property
+    def read_device(self) -> ReadDevice: ...
     @property
     def promised(self) -> Mapping[ServiceClass, LatencyTargets]: ...
 
@@ -128,6 +131,7 @@ def run_server(
         ),
         chat_template=model.chat_template,
         eos_token_ids=model.eos_token_ids,
+        read_device=model.read_device,
     )
     config = ServerConfig(
         host=settings.host,

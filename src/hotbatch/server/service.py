@@ -30,8 +30,10 @@ from hotbatch.engine.async_engine import AsyncEngine, EventStream
 from hotbatch.engine.engine import Engine
 from hotbatch.engine.seeds import child_seed
 from hotbatch.server import speculation_metrics
+from hotbatch.server.account_metrics import AccountMetrics, ReadDevice
 from hotbatch.server.entrance import Entrance
 from hotbatch.server.errors import ModelNotFoundError
+from hotbatch.server.live import LiveFeed
 from hotbatch.server.metrics import ServerMetrics
 from hotbatch.server.output import ChoiceOutput
 from hotbatch.server.service_metrics import ServiceMetrics
@@ -82,6 +84,7 @@ class Service:
         config: names, keys and limits.
         chat_template: None for a model without one; chat requests are then refused.
         eos_token_ids: tokens that end an answer; without them, the tokenizer's.
+        read_device: the driver's figures of the GPU, for /metrics.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Service:
         *,
         chat_template: ChatTemplate | None = None,
         eos_token_ids: frozenset[int] | None = None,
+        read_device: ReadDevice = lambda: None,
     ) -> None:
         self.engine = AsyncEngine(engine)
         self.tokenizer = tokenizer
@@ -109,7 +113,17 @@ class Service:
         service_metrics = ServiceMetrics(
             self.engine.load, self.engine.stats, lambda: self.entrance.refused
         )
+        account_metrics = AccountMetrics(engine.totals, engine.ceiling, read_device)
         info = self.engine.info
+        self.live = LiveFeed(
+            self.engine,
+            self.entrance,
+            {
+                "version": self.version,
+                "model": self.model_name,
+                "has_chat": chat_template is not None,
+            },
+        )
         self.metrics = ServerMetrics(
             self.model_name,
             self.engine.stats,
@@ -117,6 +131,7 @@ class Service:
             lambda labels: [
                 *service_metrics.families(labels),
                 *speculation_metrics.families(labels, self.engine.stats()),
+                *account_metrics.families(labels),
             ],
         )
         engine.step_observers += [self.metrics.on_step, service_metrics.on_step]
@@ -249,5 +264,7 @@ class Service:
         return f"{prefix}-{wanted}"
 
     def close(self) -> None:
-        """Ends the text thread. The engine is stopped by whoever started it."""
+        """Ends the text thread and the live streams. The engine is stopped by whoever started
+        it."""
+        self.live.close()
         self._text_thread.shutdown(wait=False, cancel_futures=True)

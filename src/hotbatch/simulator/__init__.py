@@ -6,6 +6,7 @@ that checks every KV block it reads.
 """
 
 from hotbatch.simulator.clock import VirtualClock
+from hotbatch.simulator.engine_run import EngineRun
 from hotbatch.simulator.executor import SimulatedExecutor, SimulatedFailure
 from hotbatch.simulator.simulation import (
     Outcome,
@@ -25,6 +26,7 @@ from hotbatch.simulator.token_model import TokenModel
 
 __all__ = [
     "ConstantStepTime",
+    "EngineRun",
     "MeasuredStepTime",
     "Outcome",
     "RooflineStepTime",

@@ -19,6 +19,7 @@ from hotbatch.core.plan import (
     StepResult,
     TokenLogprob,
 )
+from hotbatch.engine.ceiling import ModelWork
 from hotbatch.engine.protocol import ExecutorInfo
 from hotbatch.simulator.clock import VirtualClock
 from hotbatch.simulator.step_time import ConstantStepTime, StepTime
@@ -49,6 +50,7 @@ class SimulatedExecutor:
         sleep: also spend each step's time really, e.g. with `time.sleep`.
         strict: check every slot of every context, which costs time linear in the context.
             Otherwise only the last one is read, which suits long simulations.
+        work: what a step needs, for an engine that accounts for its time.
         fail_steps: step id -> message of the `SimulatedFailure` that `run` raises for it.
         fail_requests: request id -> error in its result, as soon as it would sample.
     """
@@ -64,6 +66,7 @@ class SimulatedExecutor:
         clock: VirtualClock | None = None,
         sleep: Callable[[float], None] | None = None,
         strict: bool = True,
+        work: ModelWork | None = None,
         fail_steps: Mapping[int, str] | None = None,
         fail_requests: Mapping[str, str] | None = None,
     ) -> None:
@@ -87,6 +90,7 @@ class SimulatedExecutor:
             num_blocks=num_blocks,
             block_size=block_size,
             description="simulated executor, no model",
+            work=work,
         )
 
     @property

@@ -1,0 +1,118 @@
+"""What is known of a model on this machine before it serves, and how it is put to use.
+
+At the first start the ceiling is measured in passing; `hotbatch tune` measures everything, finds
+the best settings, and both keep it in a profile (executor/profile.py). A later start with the
+same model, precision, hardware and version begins with what the profile says. An option that
+the caller gave always wins over one that was tuned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from hotbatch import __version__
+from hotbatch.core.cost_model import CostModel, StepFeatures
+from hotbatch.core.errors import OptionError
+from hotbatch.engine.ceiling import Ceiling
+from hotbatch.executor.machine import hardware_name, measure_cpu, measure_cuda
+from hotbatch.executor.profile import CurveStep, Profile, ProfileKey, load_profile, store_profile
+from hotbatch.models.loader import LoadedModel
+from hotbatch.options import EngineOptions
+
+logger = logging.getLogger(__name__)
+
+TUNABLE = ("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes", "threads")
+"""Options that a profile may set."""
+
+_PRIMING_ROUNDS = 3  # times that a curve is shown to a cost model that knows nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A profile with its key. `is_new` is True if it was made by this start."""
+
+    key: ProfileKey
+    profile: Profile
+    is_new: bool
+
+
+def profile_key(
+    options: EngineOptions, model: LoadedModel, precision: str, kv_dtype: str
+) -> ProfileKey:
+    """What a profile must have been made for to be of use here."""
+    config = model.config
+    size = (
+        f"{config.num_layers} layers, {config.hidden_size} wide, {config.vocab_size} words, "
+        f"{model.weights.num_bytes} bytes"
+    )
+    return ProfileKey(
+        model=model.name,
+        size=size,
+        precision=precision,
+        kv_dtype=kv_dtype,
+        hardware=hardware_name(options.device, _threads(options)),
+        version=__version__,
+    )
+
+
+def know(options: EngineOptions, key: ProfileKey) -> Known:
+    """The stored profile, or a new one with a ceiling measured now, which is stored."""
+    profile = load_profile(key)
+    if profile is not None:
+        return Known(key, profile, is_new=False)
+    profile = Profile(ceiling=measure_ceiling(options, key.precision), made=time.time())
+    if store_profile(key, profile) is None:
+        logger.warning("the profile cannot be kept in %s", key.path.parent)
+    return Known(key, profile, is_new=True)
+
+
+def measure_ceiling(options: EngineOptions, precision: str, *, full: bool = False) -> Ceiling:
+    """The machine's best at this precision, on the device and threads of these options."""
+    if options.device == "cuda":
+        return measure_cuda(precision, "cuda", full=full)
+    return measure_cpu(precision, _threads(options), full=full)
+
+
+def with_tuned(options: EngineOptions, profile: Profile) -> EngineOptions:
+    """The options, with what was tuned wherever the caller left the default.
+
+    A combination that the options refuse (the caller's own with tuned ones) is not applied.
+    """
+    if options.batching != "continuous":
+        return options
+    tuned: dict[str, Any] = {}
+    for item in dataclasses.fields(options):
+        if item.name in TUNABLE and getattr(options, item.name) == item.default:
+            value = profile.settings.get(item.name)
+            if value is not None:
+                tuned[item.name] = value
+    try:
+        return dataclasses.replace(options, **tuned)
+    except OptionError as error:
+        logger.warning("the tuned settings do not go with these options: %s", error.message)
+        return options
+
+
+def primed_cost_model(profile: Profile) -> CostModel:
+    """A cost model that has seen the profile's curve, if it has one."""
+    model = CostModel()
+    for _ in range(_PRIMING_ROUNDS if profile.curve else 0):
+        for step in profile.curve:
+            model.observe(features_of(step), step[-1])
+    return model
+
+
+def features_of(step: CurveStep) -> StepFeatures:
+    return StepFeatures(*step[:5])
+
+
+def _threads(options: EngineOptions) -> int:
+    if options.device == "cuda":
+        return 0
+    from hotbatch.executor.cpu_executor import usable_cpus
+
+    return options.threads or usable_cpus()

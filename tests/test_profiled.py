@@ -1,0 +1,98 @@
+"""What is known before serving: measured once, used where it belongs, never against the caller."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotbatch import profiled
+from hotbatch.assembly import assemble
+from hotbatch.core.cost_model import StepFeatures
+from hotbatch.engine.ceiling import Ceiling
+from hotbatch.executor import profile as profile_module
+from hotbatch.executor.profile import Profile, load_profile, store_profile
+from hotbatch.options import EngineOptions
+from hotbatch.profiled import know, primed_cost_model, with_tuned
+
+CEILING = Ceiling(1e10, 1e11, 1e11, "measured by tune")
+TINY: dict[str, Any] = {"model": "tiny", "load_format": "dummy", "precision": "int8"}
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_module, "cache_dir", lambda: tmp_path)
+
+
+def options(**changes: Any) -> EngineOptions:
+    return EngineOptions(**{**TINY, "kv_cache_memory_bytes": 1 << 20, **changes})
+
+
+def test_the_first_start_measures_and_the_second_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = assemble(options())
+    assert first.known.is_new
+    assert load_profile(first.known.key) == first.known.profile
+    monkeypatch.setattr(profiled, "measure_ceiling", lambda *a, **k: pytest.fail("again"))
+    second = assemble(options())
+    assert not second.known.is_new
+    assert second.known.profile == first.known.profile
+    assert second.engine.ceiling().ceiling == first.known.profile.ceiling
+
+
+def test_another_precision_or_cache_is_another_profile() -> None:
+    keys = {
+        assemble(options(**changes)).known.key.path
+        for changes in ({}, {"precision": "bf16"}, {"kv_cache_dtype": "f32"}, {"threads": 1})
+    }
+    assert len(keys) >= 3 + (profiled._threads(options()) > 1)
+
+
+def test_tuned_settings_fill_what_the_caller_left_open() -> None:
+    profile = Profile(CEILING, made=0.0, settings={"max_num_seqs": 24, "threads": 1, "port": 1})
+    tuned = with_tuned(options(), profile)
+    assert (tuned.max_num_seqs, tuned.threads) == (24, 1)
+    assert with_tuned(options(max_num_seqs=8), profile).max_num_seqs == 8
+    assert with_tuned(options(batching="static"), profile).max_num_seqs == 256
+
+
+def test_settings_that_contradict_the_caller_s_are_left_alone() -> None:
+    profile = Profile(CEILING, made=0.0, settings={"max_num_batched_tokens": 64})
+    asked = options(max_num_seqs=100)
+    assert with_tuned(asked, profile) == asked
+
+
+def test_a_tuned_profile_is_what_serve_runs_with() -> None:
+    known = assemble(options()).known
+    settings = {"max_num_seqs": 24, "max_num_batched_tokens": 96}
+    store_profile(known.key, replace(known.profile, settings=settings, is_full=True))
+    parts = assemble(options())
+    config = parts.engine._scheduler.config
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (24, 96)
+    assert parts.options.max_num_seqs == 24
+
+
+def test_a_curve_trains_the_cost_model_before_the_first_step() -> None:
+    assert not primed_cost_model(Profile(CEILING, made=0.0)).is_trained
+    curve = tuple(
+        (n, n, n * context, n * context, n, 0.004 + 0.0003 * n + n * context * 1e-7)
+        for n in (1, 2, 4, 8, 16, 32, 64)
+        for context in (128, 1024)
+    ) + tuple((n, 1, n, n * (n + 1) // 2, 1, 0.004 + 0.0003 * n) for n in (64, 128, 256, 512))
+    model = primed_cost_model(Profile(CEILING, made=0.0, curve=curve))
+    assert model.is_trained
+    for n in (2, 12, 48):
+        step = StepFeatures(n, n, n * 500, n * 500, n)
+        assert model.predict(step) == pytest.approx(0.004 + 0.0003 * n + n * 500e-7, rel=0.1)
+
+
+def test_a_cache_folder_that_cannot_be_written_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    key = assemble(options()).known.key
+    monkeypatch.setattr(profile_module, "cache_dir", lambda: file)
+    assert know(options(), key).is_new
+    assert "cannot be kept" in caplog.text

@@ -400,7 +400,7 @@ def test_the_snapshot_shows_the_curve_and_where_the_server_works():
     assert 30 < seen.context < 130
     assert seen.host_seconds == pytest.approx(0.001, rel=0.01)
     counts = [point.num_tokens for point in seen.curve]
-    assert counts[0] == 1 and counts[-1] == 32 and counts == sorted(counts)
+    assert counts[0] == 1 and counts[-1] == 64 and counts == sorted(counts)
     for point in seen.curve:
         assert point.predicted_seconds == pytest.approx(point.ideal_seconds, rel=0.4)
 

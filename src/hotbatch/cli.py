@@ -325,6 +325,36 @@ def bench(context: typer.Context) -> None:
         raise typer.Exit(code)
 
 
+@_command
+def tune(
+    engine: EngineOptions,
+    workload: Annotated[
+        str,
+        typer.Option(help="chat, documents, bursts, or a trace: Azure's CSV, Mooncake's JSONL."),
+    ] = "chat",
+    confirm: Annotated[bool, typer.Option(help="Try the best settings on the real engine.")] = True,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw all settings into this image.")
+    ] = None,
+) -> None:
+    """Measure this machine, find the settings that serve most requests within the targets of
+    the standard class (--ttft-slo, --tpot-slo), and keep them for serve."""
+    from hotbatch import tune as tuning
+
+    console = _stderr_console()
+    outcome = tuning.tune(
+        engine,
+        workload,
+        with_engine=confirm,
+        say=lambda text: console.print(text, markup=False),
+    )
+    print(tuning.table(outcome))
+    if plot is not None:
+        tuning.plot(outcome, plot)
+    if outcome.path is not None:
+        console.print(f"Kept in {outcome.path}; serve uses it.", markup=False)
+
+
 @app.command()
 def doctor(
     url: Annotated[str, typer.Argument(metavar="URL", help="The server to look at.")] = (

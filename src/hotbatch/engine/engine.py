@@ -117,6 +117,11 @@ class Engine:
     # ---- what other threads may call
 
     @property
+    def executor(self) -> Executor:
+        """For measuring it while the engine does not run; its thread's own once it does."""
+        return self._executor
+
+    @property
     def info(self) -> ExecutorInfo:
         return self._executor.info
 

@@ -15,7 +15,7 @@ from hotbatch.engine.ceiling import Ceiling
 from hotbatch.executor import profile as profile_module
 from hotbatch.executor.profile import Profile, load_profile, store_profile
 from hotbatch.options import EngineOptions
-from hotbatch.profiled import know, primed_cost_model, with_tuned
+from hotbatch.profiled import keep_ceiling, know, primed_cost_model, with_tuned
 
 CEILING = Ceiling(1e10, 1e11, 1e11, "measured by tune")
 TINY: dict[str, Any] = {"model": "tiny", "load_format": "dummy", "precision": "int8"}
@@ -39,6 +39,16 @@ def test_the_first_start_measures_and_the_second_knows(monkeypatch: pytest.Monke
     assert not second.known.is_new
     assert second.known.profile == first.known.profile
     assert second.engine.ceiling().ceiling == first.known.profile.ceiling
+
+
+def test_a_ceiling_that_turned_out_higher_is_kept() -> None:
+    parts = assemble(options())
+    higher = replace(parts.known.profile.ceiling, bandwidth=1e15)
+    keep_ceiling(parts.known, higher)
+    assert assemble(options()).known.profile.ceiling == higher
+    # Not over what somebody else has found meanwhile.
+    keep_ceiling(parts.known, replace(higher, bandwidth=2e15))
+    assert assemble(options()).known.profile.ceiling == higher
 
 
 def test_another_precision_or_cache_is_another_profile() -> None:

@@ -31,7 +31,7 @@ from hotbatch.executor.nvml import DeviceFigures, read_device
 from hotbatch.models.embedded import EMBEDDED_MODEL_NAME, embedded_model_path
 from hotbatch.models.loader import LoadedModel, load_model
 from hotbatch.options import EngineOptions, flag_of
-from hotbatch.profiled import Known, know, primed_cost_model, profile_key, with_tuned
+from hotbatch.profiled import Known, keep_ceiling, know, primed_cost_model, profile_key, with_tuned
 from hotbatch.text import ChatTemplate, Tokenizer
 from hotbatch.text.made_up import made_up_tokenizer
 
@@ -88,8 +88,10 @@ class Assembly:
         return self.engine.info
 
     def close(self) -> None:
-        """Stop the engine at once and free the model. Idempotent."""
+        """Stop the engine at once, keep what it learnt and free the model. Idempotent."""
         self.engine.stop()
+        if self.engine.accountant is not None:
+            keep_ceiling(self.known, self.engine.accountant.roofline.ceiling)
 
 
 def assemble(options: EngineOptions, report: Report | None = None) -> Assembly:

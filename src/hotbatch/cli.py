@@ -347,6 +347,84 @@ def bench(context: typer.Context) -> None:
         raise typer.Exit(code)
 
 
+@_command
+def tune(
+    engine: EngineOptions,
+    workload: Annotated[
+        str,
+        typer.Option(help="chat, documents, bursts, or a trace: Azure's CSV, Mooncake's JSONL."),
+    ] = "chat",
+    confirm: Annotated[bool, typer.Option(help="Try the best settings on the real engine.")] = True,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw all settings into this image.")
+    ] = None,
+) -> None:
+    """Measure this machine, find the settings that serve most requests within the targets of
+    the standard class (--ttft-slo, --tpot-slo), and keep them for serve."""
+    from hotbatch import tune as tuning
+
+    console = _stderr_console()
+    outcome = tuning.tune(
+        engine,
+        workload,
+        with_engine=confirm,
+        say=lambda text: console.print(text, markup=False),
+    )
+    print(tuning.table(outcome))
+    if plot is not None:
+        tuning.plot(outcome, plot)
+    if outcome.path is not None:
+        console.print(f"Kept in {outcome.path}; serve uses it.", markup=False)
+
+
+@app.command()
+def doctor(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server to look at.")] = (
+        "http://127.0.0.1:8000"
+    ),
+    seconds: Annotated[float, typer.Option(help="How long to watch.", min=0.5)] = 10.0,
+    load: Annotated[
+        int, typer.Option(help="Clients of our own that send requests meanwhile.", min=0)
+    ] = 0,
+    bandwidth: Annotated[
+        float | None,
+        typer.Option(help="Of servers that do not know it: the machine's measured GB/s."),
+    ] = None,
+    weight_bytes: Annotated[
+        str | None,
+        typer.Option(help="Of servers that do not know it: the model's weights, such as 16G."),
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="HOTBATCH_API_KEY", help="Key for that server.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Watch a running server (hotbatch, vLLM, SGLang) and say what holds it back."""
+    from hotbatch.doctor import judge, make_window
+    from hotbatch.doctor.report import as_json as to_json
+    from hotbatch.doctor.report import as_text
+    from hotbatch.doctor.watch import watch
+    from hotbatch.options import parse_bytes
+
+    with _stderr_console().status("") as status:
+        scrapes = watch(
+            url,
+            seconds,
+            api_key=api_key,
+            num_clients=load,
+            on_scrape=lambda left: status.update(f"Watching {url}: {left:.0f} s left"),
+        )
+    try:
+        size = None if weight_bytes is None else float(parse_bytes(weight_bytes))
+    except ValueError as error:
+        raise OptionError(f"--weight-bytes: {error}.", param="--weight-bytes") from error
+    window = make_window(
+        scrapes, bandwidth=None if bandwidth is None else bandwidth * 1e9, weight_bytes=size
+    )
+    verdict = judge(window)
+    print(to_json(verdict, window) if as_json else as_text(verdict, window))
+
+
 @app.command()
 def version() -> None:
     """Print the version."""

@@ -70,6 +70,12 @@ def know(options: EngineOptions, key: ProfileKey) -> Known:
     return Known(key, profile, is_new=True)
 
 
+def keep_ceiling(known: Known, ceiling: Ceiling) -> None:
+    """Let the next start know of a ceiling that turned out higher than it was measured."""
+    if ceiling != known.profile.ceiling and load_profile(known.key) == known.profile:
+        store_profile(known.key, dataclasses.replace(known.profile, ceiling=ceiling))
+
+
 def measure_ceiling(options: EngineOptions, precision: str, *, full: bool = False) -> Ceiling:
     """The machine's best at this precision, on the device and threads of these options."""
     if options.device == "cuda":

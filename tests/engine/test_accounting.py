@@ -333,9 +333,13 @@ def test_what_the_model_takes_beyond_the_ideal_is_the_kernels():
     assert accounts[-1].by_cause[Cause.KERNEL_INEFFICIENCY] == pytest.approx(0.002)
 
 
-def test_a_step_that_beats_the_ceiling_loses_nothing_to_the_kernels():
+def test_a_step_that_beats_the_ceiling_shows_that_it_was_measured_too_low():
     books = Books(step_time=lambda plan: 0.001)
     accounts = books.serve(many(2))
+    raised = books.run.engine.ceiling().ceiling
+    assert raised.bandwidth == pytest.approx(4e9, rel=0.05)
+    assert raised.compute > CEILING.compute  # by the prompts
+    assert accounts[-1].mbu == pytest.approx(1.0, rel=0.05)
     for account in accounts:
         assert account.by_cause[Cause.KERNEL_INEFFICIENCY] == pytest.approx(0.0, abs=1e-12)
     check(books)
@@ -389,13 +393,14 @@ def test_the_snapshot_shows_the_curve_and_where_the_server_works():
     books.serve(many(8, prompt=30, tokens=100))
     seen = books.run.engine.ceiling()
     assert seen.ceiling is CEILING
+    assert seen.is_learnt
     assert seen.knee == pytest.approx(40 / 3)
     assert seen.operating_tokens == pytest.approx(8, rel=0.1)
     assert seen.operating_seconds == pytest.approx(0.0045, rel=0.1)
     assert 30 < seen.context < 130
     assert seen.host_seconds == pytest.approx(0.001, rel=0.01)
     counts = [point.num_tokens for point in seen.curve]
-    assert counts[0] == 1 and counts[-1] == 32 and counts == sorted(counts)
+    assert counts[0] == 1 and counts[-1] == 64 and counts == sorted(counts)
     for point in seen.curve:
         assert point.predicted_seconds == pytest.approx(point.ideal_seconds, rel=0.4)
 

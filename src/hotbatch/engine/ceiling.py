@@ -130,6 +130,7 @@ class CeilingSnapshot:
         work: what the model needs.
         knee: rows at which a decode step turns from memory-bound to compute-bound, ideally.
         context: mean context of recent decoding rows, at which the curve is drawn.
+        is_learnt: the curve was learnt from steps; else it is the ideal one.
         curve: T(n), the time of a step in which n sequences decode at that context.
         host_seconds: mean seconds of the host per recent step: planning, booking, delivering,
             and what lay between two steps.
@@ -141,6 +142,7 @@ class CeilingSnapshot:
     work: ModelWork
     knee: float
     context: float
+    is_learnt: bool
     curve: tuple[CurvePoint, ...]
     host_seconds: float
     operating_tokens: float

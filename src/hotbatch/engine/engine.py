@@ -50,6 +50,7 @@ _T = TypeVar("_T")
 _QUIET_SECONDS = 0.05
 # A step that has not returned this long after the grace period is taken for stuck.
 _STUCK_SECONDS = 30.0
+_CURVE_ROWS = 64  # up to which the step curve is shown at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,11 @@ class Engine:
         self._is_closed = False
 
     # ---- what other threads may call
+
+    @property
+    def executor(self) -> Executor:
+        """For measuring it while the engine does not run; its thread's own once it does."""
+        return self._executor
 
     @property
     def info(self) -> ExecutorInfo:
@@ -257,7 +263,8 @@ class Engine:
             Roofline(work, ceiling),
             self._clock.now(),
             cost_model=self._scheduler.cost_model,
-            max_rows=self._scheduler.config.max_num_seqs,
+            # Beyond the limit as well, so that it can be seen what a higher one would bring.
+            max_rows=max(_CURVE_ROWS, self._scheduler.config.max_num_seqs),
         )
 
     def _check_open(self) -> None:

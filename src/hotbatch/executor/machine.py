@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def measure_cpu(precision: str, threads: int, *, full: bool = False) -> Ceiling:
 def measure_cuda(precision: str, device: str, *, full: bool = False, torch: Any = None) -> Ceiling:
     """The same on a GPU. `torch` is for tests."""
     if torch is None:
-        import torch
+        torch = import_module("torch")
     repeats = 20 if full else 5
     dtype = torch.float32 if precision == "f32" else torch.bfloat16
     data = torch.ones(_CUDA_BYTES // 4, dtype=torch.float32, device=device)

@@ -7,6 +7,7 @@ while a tenth of the bandwidth is in use is why hotbatch measures.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 
@@ -32,7 +33,7 @@ def read_device(index: int = 0, nvml: Any = None) -> DeviceFigures | None:
     """
     if nvml is None:
         try:
-            import pynvml as nvml
+            nvml = import_module("pynvml")
         except ImportError:
             return None
     try:

@@ -118,7 +118,7 @@ class TorchExecutor:
 
     def _work(self, kv_dtype: str) -> ModelWork:
         def num_bytes(linear: _Linear) -> int:
-            return linear.weight.numel() * linear.weight.element_size()
+            return int(linear.weight.numel() * linear.weight.element_size())
 
         head = num_bytes(self.linears[self.weights.head])
         return model_work(

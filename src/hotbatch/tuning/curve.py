@@ -1,0 +1,97 @@
+"""The curve T(n) of a loaded model: steps of every size, timed on the executor itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hotbatch.core.cost_model import CostModel, StepFeatures
+from hotbatch.core.plan import PlannedRequest, SampleSpec, StepPlan
+from hotbatch.core.sampling_params import SamplingParams
+from hotbatch.engine.protocol import Executor, ExecutorInfo
+
+ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
+CONTEXTS = (64, 256, 1024)
+PROMPTS = (16, 32, 64, 128, 256, 512, 1024)
+MIXED = ((8, 32), (8, 128), (24, 64), (24, 256))  # decodes, and tokens of a prompt beside them
+_GREEDY = SamplingParams(temperature=0.0)
+_LEAST_REPEATS = 3
+
+Timed = tuple[StepFeatures, float]
+
+
+def measure_curve(
+    executor: Executor,
+    seconds: float,
+    max_rows: int,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Timed]:
+    """Median time of steps of every kind that fits the cache.
+
+    Args:
+        executor: idle; what its cache holds is lost.
+        seconds: of measuring, shared by all kinds; each runs three times at least.
+        max_rows: of the largest step.
+        on_step: told (kinds done, kinds in all).
+    """
+    plans = _plans(executor.info, max_rows)
+    timed: list[Timed] = []
+    for index, plan in enumerate(plans):
+        executor.run(plan)  # the first touch of memory is not what a step costs
+        times: list[float] = []
+        until = clock() + seconds / len(plans)
+        while len(times) < _LEAST_REPEATS or clock() < until:
+            started = clock()
+            executor.run(plan)
+            times.append(clock() - started)
+        timed.append((StepFeatures.of_plan(plan), sorted(times)[len(times) // 2]))
+        on_step(index + 1, len(plans))
+    return timed
+
+
+def _plans(info: ExecutorInfo, max_rows: int) -> list[StepPlan]:
+    shapes = [
+        [(context - 1, 1)] * rows for context in CONTEXTS for rows in ROWS if rows <= max_rows
+    ]
+    shapes += [[(0, size)] for size in PROMPTS if size <= max_rows]
+    shapes += [[(255, 1)] * rows + [(0, size)] for rows, size in MIXED if rows + size <= max_rows]
+    plans = [_plan(info, shape) for shape in shapes]
+    return [plan for plan in plans if plan is not None]
+
+
+def _plan(info: ExecutorInfo, shape: list[tuple[int, int]]) -> StepPlan | None:
+    """A step of requests that each compute `size` tokens from `start` on; None if too large."""
+    first_block = 0
+    requests = []
+    for number, (start, size) in enumerate(shape):
+        end = start + size
+        num_blocks = -(-end // info.block_size)
+        if end >= info.max_model_len or first_block + num_blocks > info.num_blocks:
+            return None
+        requests.append(
+            PlannedRequest(
+                str(number),
+                start,
+                tuple((number * 131 + i * 7) % info.vocab_size for i in range(size)),
+                tuple(range(first_block, first_block + num_blocks)),
+                SampleSpec(_GREEDY, seed=number, position=end, num_prompt=end),
+            )
+        )
+        first_block += num_blocks
+    return StepPlan(0, tuple(requests))
+
+
+@dataclass(frozen=True, slots=True)
+class CurveStepTime:
+    """A step's time on the simulator, by a cost model that has seen the curve.
+
+    `host_seconds` is what planning, booking and delivering add to each step.
+    """
+
+    model: CostModel
+    host_seconds: float = 0.0
+
+    def __call__(self, plan: StepPlan) -> float:
+        return self.model.predict(StepFeatures.of_plan(plan)) + self.host_seconds

@@ -1,0 +1,101 @@
+"""hotbatch tune from end to end, on a made-up model of two layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hotbatch import tune as tune_module
+from hotbatch.assembly import assemble
+from hotbatch.cli import app
+from hotbatch.core.errors import OptionError
+from hotbatch.executor import profile as profile_module
+from hotbatch.options import EngineOptions
+from hotbatch.tune import Finalist, choose, plot, read_workload, table, tune
+from hotbatch.tuning import Figures, Settings, Trial
+from hotbatch.tuning import trials as search_module
+
+TINY: dict[str, Any] = {
+    "model": "tiny",
+    "load_format": "dummy",
+    "precision": "int8",
+    "kv_cache_memory_bytes": 4 << 20,
+}
+
+
+@pytest.fixture(autouse=True)
+def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_module, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(search_module, "SEATS", (4, 16))
+    monkeypatch.setattr(search_module, "BUDGETS", (64, 256))
+    measure = tune_module.measure_ceiling
+    monkeypatch.setattr(
+        tune_module,
+        "measure_ceiling",
+        lambda options, precision, full: measure(options, precision),
+    )
+
+
+def test_what_was_found_is_kept_and_served_with(tmp_path: Path) -> None:
+    said: list[str] = []
+    outcome = tune(
+        EngineOptions(**TINY),
+        "chat",
+        curve_seconds=0.0,
+        confirm_seconds=0.2,
+        num_jobs=20,
+        say=said.append,
+    )
+    assert outcome.path is not None
+    assert any("GB/s" in line for line in said)
+    assert len(outcome.trials) == 4
+    assert all(finalist.real is not None for finalist in outcome.finalists)
+    assert outcome.finalists[0].is_default
+    served = assemble(EngineOptions(**TINY))
+    assert not served.known.is_new
+    assert served.known.profile == outcome.profile
+    assert served.known.profile.is_full and served.known.profile.curve
+    assert served.engine._scheduler.cost_model.is_trained
+    if not outcome.chosen.is_default:
+        assert served.options.max_num_seqs == outcome.chosen.trial.settings.max_num_seqs
+    lines = table(outcome).splitlines()
+    assert len(lines) == 1 + len(outcome.finalists)
+    assert sum("chosen" in line for line in lines) == 1
+    image = tmp_path / "frontier.png"
+    plot(outcome, image)
+    assert image.read_bytes()[:4] == b"\x89PNG"
+
+
+def finalist(worth: float, real: float | None, is_default: bool = False) -> Finalist:
+    trial = Trial(Settings(8, 64), (Figures(worth, 100.0, 1.0),))
+    return Finalist(trial, None if real is None else Figures(real, 100.0, 1.0), is_default)
+
+
+def test_the_default_stays_unless_another_is_clearly_better() -> None:
+    default = finalist(1.0, None, is_default=True)
+    better = finalist(1.2, None)
+    assert choose([default, better]) is better
+    assert choose([default, finalist(1.01, None)]) is default
+    # What the engine did counts, not what the simulator promised.
+    assert choose([finalist(1.0, 1.0, True), finalist(2.0, 0.9)]).is_default
+
+
+def test_a_workload_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="--workload"):
+        read_workload("nothing", 10, 100)
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(
+        '{"timestamp": 0, "input_length": 50, "output_length": 5}\n'
+        '{"timestamp": 2000, "input_length": 60, "output_length": 6}\n'
+    )
+    jobs = read_workload(str(trace), 10, 100)
+    assert [(job.time, job.num_prompt) for job in jobs] == [(0.0, 50), (1.0, 60)]
+
+
+def test_the_command_line_offers_it() -> None:
+    result = CliRunner().invoke(app, ["tune", "--help"])
+    assert result.exit_code == 0
+    assert "--workload" in result.stdout

@@ -41,6 +41,17 @@ def test_the_first_start_measures_and_the_second_knows(monkeypatch: pytest.Monke
     assert second.engine.ceiling().ceiling == first.known.profile.ceiling
 
 
+def test_steps_are_timed_at_the_first_start_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = assemble(options())
+    steps = first.known.profile.curve
+    assert steps and all(step[-1] > 0.0 for step in steps)
+    assert load_profile(first.known.key) == first.known.profile
+    monkeypatch.setattr("hotbatch.assembly.warm_up", lambda *a, **k: pytest.fail("again"))
+    second = assemble(options())
+    assert second.known.profile.curve == steps
+    assert primed_cost_model(second.known.profile).is_trained
+
+
 def test_a_ceiling_that_turned_out_higher_is_kept() -> None:
     parts = assemble(options())
     higher = replace(parts.known.profile.ceiling, bandwidth=1e15)

@@ -31,7 +31,15 @@ from hotbatch.executor.nvml import DeviceFigures, read_device
 from hotbatch.models.embedded import EMBEDDED_MODEL_NAME, embedded_model_path
 from hotbatch.models.loader import LoadedModel, load_model
 from hotbatch.options import EngineOptions, flag_of
-from hotbatch.profiled import Known, keep_ceiling, know, primed_cost_model, profile_key, with_tuned
+from hotbatch.profiled import (
+    Known,
+    keep_ceiling,
+    keep_curve,
+    know,
+    primed_cost_model,
+    profile_key,
+    with_tuned,
+)
 from hotbatch.text import ChatTemplate, Tokenizer
 from hotbatch.text.made_up import made_up_tokenizer
 
@@ -112,13 +120,14 @@ def assemble(options: EngineOptions, report: Report | None = None) -> Assembly:
     executor = _executor(options, model, precision, why_precision, report)
     scheduler = _scheduler(options, executor.info, primed_cost_model(known.profile))
     if scheduler.cost_model is not None and not scheduler.cost_model.is_trained:
-        warm_up(
+        steps = warm_up(
             executor,
             scheduler.cost_model,
             MonotonicClock(),
             max_tokens=scheduler.config.max_num_batched_tokens,
             max_requests=scheduler.config.max_num_seqs,
         )
+        known = keep_curve(known, steps)
     return Assembly(
         options=options,
         name=model.name,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +75,16 @@ def keep_ceiling(known: Known, ceiling: Ceiling) -> None:
     """Let the next start know of a ceiling that turned out higher than it was measured."""
     if ceiling != known.profile.ceiling and load_profile(known.key) == known.profile:
         store_profile(known.key, dataclasses.replace(known.profile, ceiling=ceiling))
+
+
+def keep_curve(known: Known, steps: Sequence[tuple[StepFeatures, float]]) -> Known:
+    """Let the next start know what steps take, unless it was measured more thoroughly."""
+    if known.profile.curve:
+        return known
+    curve = tuple((*features, seconds) for features, seconds in steps)
+    profile = dataclasses.replace(known.profile, curve=curve)
+    store_profile(known.key, profile)
+    return dataclasses.replace(known, profile=profile)
 
 
 def measure_ceiling(options: EngineOptions, precision: str, *, full: bool = False) -> Ceiling:

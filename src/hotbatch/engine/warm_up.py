@@ -32,8 +32,8 @@ _SHAPES = (
 
 def warm_up(
     executor: Executor, model: CostModel, clock: Clock, *, max_tokens: int, max_requests: int
-) -> int:
-    """Run steps until the time is up or all kinds were seen; returns how many ran.
+) -> list[tuple[StepFeatures, float]]:
+    """Run steps until the time is up or all kinds were seen; returns each with its seconds.
 
     Must be called before anything is planned: the steps write into KV blocks that nobody holds.
 
@@ -41,14 +41,15 @@ def warm_up(
         max_tokens, max_requests: of a step.
     """
     until = clock.now() + _SECONDS
-    num_run = 0
+    steps: list[tuple[StepFeatures, float]] = []
     for plan in _plans(executor.info, max_tokens, max_requests):
         result = executor.run(plan)
-        model.observe(StepFeatures.of_plan(plan), result.seconds)
-        num_run += 1
+        features = StepFeatures.of_plan(plan)
+        model.observe(features, result.seconds)
+        steps.append((features, result.seconds))
         if clock.now() >= until:
             break
-    return num_run
+    return steps
 
 
 def _plans(info: ExecutorInfo, max_tokens: int, max_requests: int) -> Iterator[StepPlan]:

@@ -188,7 +188,7 @@ export class CurveChart extends Chart {
     return {
       scales: {
         x: { time: false, distr: 3, log: 2, range: (_, low, high) => [1, Math.max(64, 2 ** Math.ceil(Math.log2(high || 64)))] },
-        y: { distr: 3, range: (_, low, high) => [(low || 1) * 0.7, (high || 100) * 1.4] },
+        y: { distr: 3, range: () => this.#range() },
       },
       axes: [
         this.axis((_, splits) => splits, {
@@ -209,6 +209,12 @@ export class CurveChart extends Chart {
       ],
       hooks: { draw: [(plot) => this.#drawNow(plot)] },
     };
+  }
+
+  /** By what was measured and what is possible: a prediction far from all steps may be absurd. */
+  #range() {
+    const sure = [...this.steps.map(([, ms]) => ms), ...this.curve.map(([, ms, best]) => best ?? ms)].filter((ms) => ms > 0);
+    return sure.length ? [Math.min(...sure) * 0.6, Math.max(...sure) * 1.6] : [1, 100];
   }
 
   /** A ring around the last step: the operating point. */

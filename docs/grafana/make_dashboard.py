@@ -8,6 +8,7 @@ from typing import Any
 
 MODEL = 'model_name=~"$model"'
 DECODES = f'{MODEL},phase=~"decode|mixed"'
+MISSED = ',outcome="missed"'
 UTILISATION = (
     f"sum(rate(hotbatch:phase_ideal_seconds_total{{{DECODES}}}[$__rate_interval]))"
     f" / sum(rate(hotbatch:phase_busy_seconds_total{{{DECODES}}}[$__rate_interval]))"
@@ -126,7 +127,7 @@ PANELS: list[tuple[str, str, bool, int, list[tuple[str, str]]]] = [
         12,
         [
             (
-                f"{rate('targets_total', 'class, target', ',outcome=' + chr(34) + 'missed' + chr(34))}"
+                f"{rate('targets_total', 'class, target', MISSED)}"
                 f" / {rate('targets_total', 'class, target')}",
                 "{{class}}, {{target}}",
             )

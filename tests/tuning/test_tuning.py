@@ -69,11 +69,9 @@ class FreeExecutor:
 
 def test_the_curve_has_every_kind_of_step_and_the_right_times() -> None:
     executor = FreeExecutor()
-    seen: list[tuple[int, int]] = []
-    timed = measure_curve(
-        executor, 1.0, 512, on_step=lambda *done: seen.append(done), clock=executor.clock
-    )
-    assert seen[-1] == (len(timed), len(timed))
+    seen: list[int] = []
+    timed = measure_curve(executor, 1.0, 512, on_round=seen.append, clock=executor.clock)
+    assert seen == [1, 2, 3, 4]
     features = [step for step, _ in timed]
     assert StepFeatures(1, 1, 64, 64, 1) in features
     assert any(step.num_tokens == 512 and step.num_requests == 1 for step in features)
@@ -84,6 +82,21 @@ def test_the_curve_has_every_kind_of_step_and_the_right_times() -> None:
     for plan in executor.plans:
         blocks = [block for request in plan.requests for block in request.block_ids]
         assert len(blocks) == len(set(blocks)) and max(blocks) < INFO.num_blocks
+
+
+def test_a_neighbour_who_is_busy_for_a_while_does_not_spoil_the_curve() -> None:
+    executor = FreeExecutor()
+    run = executor.run
+
+    def disturbed(plan: StepPlan) -> None:
+        run(plan)
+        if len(executor.plans) > 60 and len(executor.plans) < 110:
+            executor.now += 0.5
+
+    executor.run = disturbed
+    for step, seconds in measure_curve(executor, 0.0, 512, clock=executor.clock):
+        memory = 0.004 + 7e-7 * step.context_tokens
+        assert seconds == pytest.approx(max(memory, 0.0003 * step.num_tokens))
 
 
 def test_steps_that_do_not_fit_the_cache_are_left_out() -> None:

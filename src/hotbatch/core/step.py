@@ -136,6 +136,16 @@ class Step:
         planned, request = self.planned[index], self.requests[index]
         count = len(drafts)
         end = request.num_computed
+        attended = count * end + count * (count + 1) // 2
+        if len(planned.tokens) > 1 or planned.start < request.num_prompt:
+            prompts = self.prompts
+            self.prompts = StepFeatures(
+                prompts.num_tokens + count,
+                prompts.num_requests,
+                prompts.context_tokens + count,
+                prompts.attended + attended,
+                prompts.num_sampled + count,
+            )
         self.planned[index] = planned._replace(
             tokens=planned.tokens + drafts, block_ids=request.block_table, num_drafts=count
         )
@@ -144,5 +154,5 @@ class Step:
         self.num_sampled += count
         self.num_drafts += count
         self.context_tokens += count
-        self.attended += count * end + count * (count + 1) // 2
+        self.attended += attended
         request.num_computed = end + count

@@ -270,7 +270,7 @@ class Accountant:
         """
         mix = StepMix.of_plan(plan)
         rejected = _num_rejected(plan, result) if mix.num_drafts else 0
-        kept = _without_drafts(mix, rejected) if rejected else mix.all
+        kept = _without_drafts(mix.all, rejected) if rejected else mix.all
         ideal = self.roofline.ideal(kept)
         seconds = delivered - self._ended
         idle = 0.0 if self._idle_since is None else started - self._idle_since
@@ -328,7 +328,9 @@ class Accountant:
             times[_SPECULATION_WASTE] = rest - self._share(rest, kept, mix.all)
             rest -= times[_SPECULATION_WASTE]
         if num_prompt and mix.decode.num_tokens:
-            own = _less_prompts(kept, mix)
+            # A prompt's last step may have guesses, too; each decode has one row that is none.
+            drafts = mix.decode.num_tokens - mix.decode.num_requests
+            own = _without_drafts(mix.decode, min(rejected, drafts))
             interference = rest - self._share(rest, own, kept)
             rest -= interference
             times[_PREFILL_INTERFERENCE] = interference * (1.0 - lost_share)
@@ -459,26 +461,13 @@ def _num_rejected(plan: StepPlan, result: StepResult | None) -> int:
     )
 
 
-def _without_drafts(mix: StepMix, count: int) -> StepFeatures:
-    """The step without `count` of its drafts, which are taken to be of middling context."""
-    step, decode = mix.all, mix.decode
-    attended = decode.attended * count // max(1, decode.num_tokens)
+def _without_drafts(step: StepFeatures, count: int) -> StepFeatures:
+    """A step, or the part of it that decodes, without `count` of its drafts, which are taken to
+    be of middling context."""
     return StepFeatures(
         step.num_tokens - count,
         step.num_requests,
         step.context_tokens - count,
-        step.attended - attended,
+        step.attended - step.attended * count // max(1, step.num_tokens),
         step.num_sampled - count,
-    )
-
-
-def _less_prompts(kept: StepFeatures, mix: StepMix) -> StepFeatures:
-    """What of the kept rows decodes."""
-    step, decode = mix.all, mix.decode
-    return StepFeatures(
-        kept.num_tokens - step.num_tokens + decode.num_tokens,
-        decode.num_requests,
-        kept.context_tokens - step.context_tokens + decode.context_tokens,
-        kept.attended - step.attended + decode.attended,
-        kept.num_sampled - step.num_sampled + decode.num_sampled,
     )

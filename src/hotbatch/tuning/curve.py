@@ -25,30 +25,34 @@ def measure_curve(
     executor: Executor,
     seconds: float,
     max_rows: int,
-    on_step: Callable[[int, int], None] = lambda done, total: None,
+    on_round: Callable[[int], None] = lambda done: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Timed]:
-    """Median time of steps of every kind that fits the cache.
+    """The time of steps of every kind that fits the cache, on a quiet machine.
+
+    All kinds are run in turn, again and again, so that a neighbour who is busy for a while does
+    not spoil some of them; of each the lower quartile counts.
 
     Args:
         executor: idle; what its cache holds is lost.
-        seconds: of measuring, shared by all kinds; each runs three times at least.
+        seconds: of measuring; each kind runs three times at least.
         max_rows: of the largest step.
-        on_step: told (kinds done, kinds in all).
+        on_round: told how often each kind was run.
     """
     plans = _plans(executor.info, max_rows)
-    timed: list[Timed] = []
-    for index, plan in enumerate(plans):
-        executor.run(plan)  # the first touch of memory is not what a step costs
-        times: list[float] = []
-        until = clock() + seconds / len(plans)
-        while len(times) < _LEAST_REPEATS or clock() < until:
+    times: list[list[float]] = [[] for _ in plans]
+    until = clock() + seconds
+    while len(times[0]) <= _LEAST_REPEATS or clock() < until:
+        for plan, measured in zip(plans, times, strict=True):
             started = clock()
             executor.run(plan)
-            times.append(clock() - started)
-        timed.append((StepFeatures.of_plan(plan), sorted(times)[len(times) // 2]))
-        on_step(index + 1, len(plans))
-    return timed
+            measured.append(clock() - started)
+        on_round(len(times[0]))
+    # The first time touches fresh memory, which is not what a step costs.
+    return [
+        (StepFeatures.of_plan(plan), sorted(measured[1:])[(len(measured) - 1) // 4])
+        for plan, measured in zip(plans, times, strict=True)
+    ]
 
 
 def _plans(info: ExecutorInfo, max_rows: int) -> list[StepPlan]:

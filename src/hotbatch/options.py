@@ -419,6 +419,13 @@ class ServerOptions:
         metavar="BYTES",
         parse=parse_bytes,
     )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "OpenTelemetry collector, such as http://localhost:4318, that gets a trace of each "
+        "request: queue, prefill, decode, pauses.",
+        group=SERVER,
+        metavar="URL",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "How much the server says.", group=SERVER
     )

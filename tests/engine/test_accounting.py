@@ -414,3 +414,19 @@ def test_without_a_ceiling_there_are_no_accounts():
     run = EngineRun(Scheduler(SchedulerConfig(num_blocks=64, max_model_len=64)), executor)
     assert run.engine.accountant is None
     assert run.engine.totals() is None and run.engine.ceiling() is None
+
+
+def test_a_request_that_lost_its_seat_or_blocks_knows_when():
+    books = Books(num_blocks=20, block_size=4, enable_prefix_caching=False, watermark=0.0)
+    ended = []
+    books.run.engine.request_observers.append(ended.append)
+    books.serve(many(5, prompt=10, tokens=40))
+    paused = [timings for timings in ended if timings.pauses]
+    assert paused
+    assert {timings.request_id for timings in ended if timings.num_preemptions} == {
+        timings.request_id for timings in paused
+    }
+    for timings in paused:
+        moments = [moment for pause in timings.pauses for moment in pause]
+        assert moments == sorted(moments)
+        assert timings.first_scheduled <= moments[0] and moments[-1] <= timings.finished

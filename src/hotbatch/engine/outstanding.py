@@ -31,6 +31,8 @@ class _Life:
     num_output: int = 0
     num_cached: int = 0
     num_preemptions: int = 0
+    paused_at: float | None = None
+    pauses: tuple[tuple[float, float], ...] = ()
 
 
 class _Tally:
@@ -165,13 +167,23 @@ class Outstanding:
         lives = self._lives
         for planned in plan.requests:
             life = lives.get(planned.request_id)
-            if life is not None and life.first_scheduled is None:
+            if life is None:
+                continue
+            if life.first_scheduled is None:
                 life.first_scheduled = now
                 self._begin(life)
+            if life.paused_at is not None:
+                _end_pause(life, now)
         for preemption in plan.preempted:
             life = lives.get(preemption.request_id)
             if life is not None:
                 life.num_preemptions += 1
+        if plan.paused or plan.preempted:
+            stopped = (*plan.paused, *(preemption.request_id for preemption in plan.preempted))
+            for request_id in stopped:
+                life = lives.get(request_id)
+                if life is not None and life.paused_at is None:
+                    life.paused_at = now
 
     def note_events(self, events: list[TokenEvent], now: float) -> Heard:
         """Books the events; requests that end with one of them are outstanding no more."""
@@ -213,7 +225,15 @@ class Outstanding:
         ]
 
 
+def _end_pause(life: _Life, now: float) -> None:
+    assert life.paused_at is not None
+    life.pauses += ((life.paused_at, now),)
+    life.paused_at = None
+
+
 def _timings(request_id: str, life: _Life, now: float, reason: FinishReason) -> RequestTimings:
+    if life.paused_at is not None:
+        _end_pause(life, now)
     return RequestTimings(
         request_id=request_id,
         arrival=life.arrival,
@@ -228,4 +248,5 @@ def _timings(request_id: str, life: _Life, now: float, reason: FinishReason) -> 
         finish_reason=reason,
         service_class=life.service_class,
         targets=life.targets,
+        pauses=life.pauses,
     )

@@ -52,7 +52,8 @@ class RequestTimings:
     """The life of one request. A moment that never came is None.
 
     `first_scheduled` is when the step that first computed it began to run; `first_token` and
-    `last_token` are when the engine learnt of them, before any network.
+    `last_token` are when the engine learnt of them, before any network. `pauses` are the
+    stretches (start, end) in which it had lost its seat or its blocks.
     """
 
     request_id: str
@@ -68,6 +69,7 @@ class RequestTimings:
     finish_reason: FinishReason
     service_class: ServiceClass = ServiceClass.STANDARD
     targets: LatencyTargets = NO_TARGETS
+    pauses: tuple[tuple[float, float], ...] = ()
 
     @property
     def time_per_output_token(self) -> float | None:

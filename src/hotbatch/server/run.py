@@ -22,12 +22,13 @@ from typing import Protocol
 import uvicorn
 
 from hotbatch.core.admission import QueueLimits
-from hotbatch.core.errors import OptionError
+from hotbatch.core.errors import InvalidRequestError, OptionError
 from hotbatch.core.service_class import LatencyTargets, ServiceClass
 from hotbatch.engine.engine import Engine
 from hotbatch.server.account_metrics import ReadDevice
 from hotbatch.server.app import create_app
 from hotbatch.server.service import Service, ServiceConfig
+from hotbatch.server.tracing import RequestTracer
 from hotbatch.text import ChatTemplate, Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -101,6 +102,8 @@ class ServerSettings(Protocol):
     def max_queue_wait(self) -> float | None: ...
     @property
     def log_level(self) -> str: ...
+    @property
+    def otlp_traces_endpoint(self) -> str | None: ...
 
 
 def run_server(
@@ -111,7 +114,8 @@ def run_server(
     `on_ready` hears the address once requests are taken.
 
     Raises:
-        OptionError: the address cannot be listened on; `param` names the option.
+        OptionError: the address cannot be listened on, or that of the traces is none; `param`
+            names the option.
     """
     service = Service(
         model.engine,
@@ -139,7 +143,27 @@ def run_server(
         shutdown_grace=settings.shutdown_grace,
         log_level=settings.log_level,
     )
-    return serve(config, service, on_ready)
+    with _traced(service, settings.otlp_traces_endpoint):
+        return serve(config, service, on_ready)
+
+
+@contextlib.contextmanager
+def _traced(service: Service, endpoint: str | None) -> Iterator[None]:
+    """Sends a trace of each request while the server runs, if there is somebody to send to."""
+    if endpoint is None:
+        yield
+        return
+    engine = service.engine
+    try:
+        tracer = RequestTracer(endpoint, service.model_name, engine.now)
+    except InvalidRequestError as error:
+        flag = "--otlp-traces-endpoint"
+        raise OptionError(f"{flag}: {error.message}", param=flag) from error
+    engine.engine.request_observers.append(tracer.on_request)
+    try:
+        yield
+    finally:
+        tracer.close()
 
 
 def serve(

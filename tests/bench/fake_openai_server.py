@@ -28,6 +28,8 @@ class FakeServer:
     cut_after: int | None = None  # chunks after which the stream breaks off
     with_usage: bool = True
     empty_first_chunk: bool = False
+    gather: int = 0  # nobody is answered before so many have asked at once
+    gathered: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(
@@ -50,7 +52,10 @@ vllm:generation_tokens_total{{model_name="m"}} {len(self.bodies)}
             return web.json_response({"error": error}, status=self.fault_status, headers=headers)
         self.current += 1
         self.peak = max(self.peak, self.current)
+        if self.peak >= self.gather:
+            self.gathered.set()
         try:
+            await self.gathered.wait()
             return await self._stream(request, body)
         finally:
             self.current -= 1

@@ -52,6 +52,7 @@ def main() -> int:
         generation_defaults={},
         queue_ttl=None,
         promised={},
+        read_device=None,
     )
     settings = ServerOptions(
         host=arguments.host, port=arguments.port, shutdown_grace=1.0, log_level="warning"

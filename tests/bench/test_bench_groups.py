@@ -91,7 +91,7 @@ def test_a_client_is_there_in_its_phases():
 
 
 def test_the_number_of_clients_follows_the_phases():
-    server = FakeServer()
+    server = FakeServer(gather=6)
     phases = [Phase(1, 0.05), Phase(6, 0.05), Phase(0, 0.01)]
     load = serve_with(server, lambda target: run_phases(target, make_requests(3), phases))
     assert server.peak == 6

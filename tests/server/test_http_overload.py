@@ -85,19 +85,19 @@ def check_refusal(answer: httpx.Response, says: str, status: int = 429) -> None:
 
 
 @pytest.mark.parametrize("path", [COMPLETION, CHAT])
-def test_a_burst_of_a_thousand_against_a_cap_of_eight(path: str) -> None:
+def test_a_burst_of_hundreds_against_a_cap_of_eight(path: str) -> None:
     """Four run, eight wait, and not one more gets in, however they arrive."""
 
     async def burst(rig: Rig) -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(
-            base_url=rig.url, timeout=60, trust_env=False, limits=limits
+            base_url=rig.url, timeout=None, trust_env=False, limits=limits
         ) as http:
             posts = [
                 asyncio.create_task(http.post(path, json=body_for(path, max_tokens=3)))
-                for _ in range(1000)
+                for _ in range(300)
             ]
-            while sum(post.done() for post in posts) < 1000 - 12:
+            while sum(post.done() for post in posts) < 300 - 12:
                 await asyncio.sleep(0.01)
             assert rig.engine.num_outstanding == 12
             rig.executor.gate.set()
@@ -106,7 +106,7 @@ def test_a_burst_of_a_thousand_against_a_cap_of_eight(path: str) -> None:
     with limited(seats=4, max_requests=8) as rig:
         rig.executor.gate.clear()
         answers = asyncio.run(burst(rig))
-        assert Counter(answer.status_code for answer in answers) == {200: 12, 429: 988}
+        assert Counter(answer.status_code for answer in answers) == {200: 12, 429: 288}
         for answer in answers:
             if answer.status_code == 429:
                 check_refusal(answer, "8 requests may wait (--max-queue-requests)")
@@ -114,7 +114,7 @@ def test_a_burst_of_a_thousand_against_a_cap_of_eight(path: str) -> None:
         with client_of(rig) as http:
             assert http.post(path, json=body_for(path)).status_code == 200
             found = samples(http.get("/metrics").text)
-        assert found["requests_refused_total", "queue_requests"] == 988
+        assert found["requests_refused_total", "queue_requests"] == 288
         assert found["requests_refused_total", "queue_tokens"] == 0
 
 

@@ -26,7 +26,7 @@ inline void gated_linear(const GatedArgs& args, int first, int row_begin, int ro
     linear_args.output_stride = kStride;
     linear_args.residual = nullptr;
     for (int panel = first; panel < last; ++panel) {
-      if (panel + 1 == last) linear_args.prefetch_distance = args.skip_distance;
+      linear_args.next_panel = panel + 1 < last ? args.linear.weight->panel(panel + 1) : args.next_group;
       linear(linear_args, panel, begin, end);
     }
     for (int row = begin; row < end; ++row) {

@@ -19,7 +19,10 @@ void require(bool condition, const char* message) {
 }  // namespace
 
 Program::Program(const ProgramShape& shape, const char* isa)
-    : shape_(shape), table_(require_isa(isa)), pool_(shape.threads) {
+    : shape_(shape),
+      table_(require_isa(isa)),
+      pool_(shape.threads),
+      ahead_(static_cast<size_t>(pool_.size())) {
   require(shape.max_rows > 0 && shape.max_logit_rows > 0, "a program needs at least one row");
 }
 

@@ -104,14 +104,27 @@ class Program {
     AttentionWork work;
   };
 
+  struct Columns {  // a linear layer cut into pieces: groups of panels, for one chunk of rows
+    int panels_per_piece = 1, groups = 0, row_chunks = 1;
+    int pieces() const { return groups * row_chunks; }
+    int first_panel(int piece) const { return piece % groups * panels_per_piece; }
+  };
+
   int new_buffer(int cols, bool selected);
   int new_activation(Precision format, int cols);
   void run_op(const Op& op, const Batch& batch, int rows, const int32_t* selection);
   void run_rows(const Op& op, const Batch& batch, int begin, int end, const int32_t* selection,
                 int thread, FetchAhead* ahead);
-  FetchAhead fetch_ahead(size_t begin, size_t end, int rows, int chunk, int chunks) const;
+  FetchAhead fetch_ahead(size_t begin, size_t end, int rows, int column_parts, int part,
+                         int parts) const;
+  FetchAhead* ahead_of(int thread) {
+    FetchAhead& ahead = ahead_[static_cast<size_t>(thread)];
+    return ahead.lines_per_step > 0 ? &ahead : nullptr;
+  }
   void list_context_blocks(const Batch& batch);
   void run_segment(size_t begin, size_t end, const Batch& batch);
+  Columns columns_of(const Op& op, int rows) const;
+  const uint8_t* read_next(const Op& op, const Columns& columns, int piece, int thread) const;
   void run_linear(const Op& op, int rows);
   void run_gated(const Op& op, int rows);
   LinearArgs linear_args(const Op& op) const;
@@ -149,6 +162,7 @@ class Program {
   std::vector<float> partials_;
   Prefault prefault_;  // behind the memory it touches, so that it ends first
   std::vector<int32_t> context_blocks_;
+  std::vector<FetchAhead> ahead_;  // a thread each, while threads share the columns of a segment
   std::vector<uint8_t> block_seen_;
   uint8_t* attention_scratch_ = nullptr;
   uint8_t* sample_scratch_ = nullptr;

@@ -92,18 +92,20 @@ void Program::run_rows(const Op& op, const Batch& batch, int begin, int end,
     }
     case Kind::kLinear: {
       LinearArgs args = linear_args(op);
-      args.prefetch_distance = args.weight->bytes_per_panel();
       args.ahead = ahead;
-      for (int panel = 0; panel < args.weight->panels(); ++panel)
+      for (int panel = 0; panel < args.weight->panels(); ++panel) {
+        args.next_panel = args.weight->panel(panel + 1);
         table_->linear(args, panel, begin, end);
+      }
       break;
     }
     case Kind::kGated: {
       GatedArgs args = gated_args(op, thread);
-      args.linear.prefetch_distance = args.skip_distance = args.linear.weight->bytes_per_panel();
       args.linear.ahead = ahead;
-      for (int panel = 0; panel < args.linear.weight->panels(); panel += kGatedPanels)
+      for (int panel = 0; panel < args.linear.weight->panels(); panel += kGatedPanels) {
+        args.next_group = args.linear.weight->panel(panel + kGatedPanels);
         table_->gated_linear(args, panel, begin, end);
+      }
       break;
     }
     case Kind::kRotary: {
@@ -148,26 +150,53 @@ LinearArgs Program::linear_args(const Op& op) const {
   return args;
 }
 
+Program::Columns Program::columns_of(const Op& op, int rows) const {
+  const PackedLinear& weight = weights_[static_cast<size_t>(op.weight)];
+  Columns columns;
+  columns.row_chunks = (rows + kRowsPerPiece - 1) / kRowsPerPiece;
+  const int wanted = kPiecesPerThread * pool_.size();
+  columns.panels_per_piece = op.kind == Kind::kGated ? kGatedPanels
+                             : columns.row_chunks > 1
+                                 ? 1
+                                 : std::max(1, std::min(8, weight.panels() / std::max(1, wanted)));
+  columns.groups = (weight.panels() + columns.panels_per_piece - 1) / columns.panels_per_piece;
+  return columns;
+}
+
+// What `thread` reads after `piece` of this operation: the following piece, or the beginning of
+// its run in the linear layer that comes next, whose weights do not wait for this one's result.
+// Null for a piece taken from another's run.
+const uint8_t* Program::read_next(const Op& op, const Columns& columns, int piece, int thread) const {
+  const int first = pool_.first_piece(columns.pieces(), thread);
+  const int end = pool_.first_piece(columns.pieces(), thread + 1);
+  if (piece < first || piece >= end) return nullptr;
+  if (piece + 1 < end)
+    return weights_[static_cast<size_t>(op.weight)].panel(columns.first_panel(piece + 1));
+  const Op* next = &op + 1;
+  const Op* const none = ops_.data() + ops_.size();
+  while (next != none && next->kind != Kind::kLinear && next->kind != Kind::kGated) ++next;
+  if (next == none) return nullptr;
+  const Columns after = columns_of(*next, 1);
+  return weights_[static_cast<size_t>(next->weight)].panel(
+      after.first_panel(pool_.first_piece(after.pieces(), thread)));
+}
+
 // A linear layer with its columns shared out among the threads.
 void Program::run_linear(const Op& op, int rows) {
-  LinearArgs args = linear_args(op);
-  const int panels = args.weight->panels();
-  const int row_chunks = (rows + kRowsPerPiece - 1) / kRowsPerPiece;
-  const int wanted = kPiecesPerThread * pool_.size();
-  const int panels_per_piece =
-      row_chunks > 1 ? 1 : std::max(1, std::min(8, panels / std::max(1, wanted)));
-  const int groups = (panels + panels_per_piece - 1) / panels_per_piece;
-  // Threads take neighbouring pieces, and layers lie in memory in the order they run in: past the
-  // last panel of this one comes the next one's first.
-  args.prefetch_distance =
-      args.weight->bytes_per_panel() * (panels_per_piece > 1 ? 1 : pool_.size());
-  pool_.parallel(groups * row_chunks, [&](int piece, int) {
-    const int first = piece % groups * panels_per_piece;
-    const int last = std::min(panels, first + panels_per_piece);
-    const int row_begin = piece / groups * kRowsPerPiece;
+  const LinearArgs common = linear_args(op);
+  const Columns columns = columns_of(op, rows);
+  pool_.parallel(columns.pieces(), [&](int piece, int thread) {
+    LinearArgs args = common;
+    args.ahead = ahead_of(thread);
+    const int first = columns.first_panel(piece);
+    const int last = std::min(args.weight->panels(), first + columns.panels_per_piece);
+    const int row_begin = piece / columns.groups * kRowsPerPiece;
     const int row_end = std::min(rows, row_begin + kRowsPerPiece);
-    for (int panel = first; panel < last; ++panel)
+    for (int panel = first; panel < last; ++panel) {
+      args.next_panel = panel + 1 < last ? args.weight->panel(panel + 1)
+                                         : read_next(op, columns, piece, thread);
       table_->linear(args, panel, row_begin, row_end);
+    }
   });
 }
 
@@ -182,16 +211,13 @@ GatedArgs Program::gated_args(const Op& op, int thread) const {
 
 // The same for a gated layer, in groups of panels.
 void Program::run_gated(const Op& op, int rows) {
-  const PackedLinear& weight = weights_[static_cast<size_t>(op.weight)];
-  const int groups = (weight.panels() + kGatedPanels - 1) / kGatedPanels;
-  const int row_chunks = (rows + kRowsPerPiece - 1) / kRowsPerPiece;
-  const int64_t bytes = weight.bytes_per_panel();
-  pool_.parallel(groups * row_chunks, [&](int piece, int thread) {
+  const Columns columns = columns_of(op, rows);
+  pool_.parallel(columns.pieces(), [&](int piece, int thread) {
     GatedArgs args = gated_args(op, thread);
-    args.linear.prefetch_distance = bytes;
-    args.skip_distance = bytes * (1 + kGatedPanels * (pool_.size() - 1));
-    const int row_begin = piece / groups * kRowsPerPiece;
-    table_->gated_linear(args, piece % groups * kGatedPanels, row_begin,
+    args.linear.ahead = ahead_of(thread);
+    args.next_group = read_next(op, columns, piece, thread);
+    const int row_begin = piece / columns.groups * kRowsPerPiece;
+    table_->gated_linear(args, columns.first_panel(piece), row_begin,
                          std::min(rows, row_begin + kRowsPerPiece));
   });
 }
@@ -216,6 +242,8 @@ void Program::run_op(const Op& op, const Batch& batch, int rows, const int32_t* 
 void Program::run_segment(size_t begin, size_t end, const Batch& batch) {
   const int rows = batch.rows, threads = pool_.size();
   if (rows < kMinRowsPerThread * threads) {
+    for (int thread = 0; thread < threads; ++thread)
+      ahead_[static_cast<size_t>(thread)] = fetch_ahead(begin, end, rows, threads, thread, threads);
     for (size_t i = begin; i < end; ++i)
       timed(ops_[i].kind, [&] { run_op(ops_[i], batch, rows, nullptr); });
     return;
@@ -225,7 +253,7 @@ void Program::run_segment(size_t begin, size_t end, const Batch& batch) {
   pool_.parallel(chunks, [&](int chunk, int thread) {
     const int row_begin = static_cast<int>(int64_t{rows} * chunk / chunks);
     const int row_end = static_cast<int>(int64_t{rows} * (chunk + 1) / chunks);
-    FetchAhead ahead = fetch_ahead(begin, end, row_end - row_begin, chunk, chunks);
+    FetchAhead ahead = fetch_ahead(begin, end, row_end - row_begin, 1, chunk, chunks);
     for (size_t i = begin; i < end; ++i) {
       const double start = profiling_ ? now_seconds() : 0.0;
       run_rows(ops_[i], batch, row_begin, row_end, nullptr, thread,
@@ -236,9 +264,11 @@ void Program::run_segment(size_t begin, size_t end, const Batch& batch) {
   });
 }
 
-// The share of chunk `chunk` in fetching what the attention after `end` will read, spread over
-// the linear layers of the segment.
-FetchAhead Program::fetch_ahead(size_t begin, size_t end, int rows, int chunk, int chunks) const {
+// Share `part` of `parts` in fetching what the attention after `end` will read, spread over the
+// linear layers of the segment, of which one thread computes `rows` rows and 1/`column_parts` of
+// the columns.
+FetchAhead Program::fetch_ahead(size_t begin, size_t end, int rows, int column_parts, int part,
+                                int parts) const {
   FetchAhead ahead;
   const int64_t count = static_cast<int64_t>(context_blocks_.size());
   if (end >= ops_.size() || ops_[end].kind != Kind::kAttention || count == 0) return ahead;
@@ -248,11 +278,11 @@ FetchAhead Program::fetch_ahead(size_t begin, size_t end, int rows, int chunk, i
     const PackedLinear& weight = weights_[static_cast<size_t>(ops_[i].weight)];
     steps += int64_t{weight.panels()} * fetch_steps(weight.precision, weight.inputs);
   }
-  steps *= (rows + 5) / 6;
+  steps = steps * ((rows + 5) / 6) / column_parts;
   ahead.base = cache_[static_cast<size_t>(ops_[end].layer)];
   ahead.block_bytes = static_cast<int64_t>(kv_block_bytes(layout_));
-  ahead.blocks = context_blocks_.data() + count * chunk / chunks;
-  ahead.blocks_end = context_blocks_.data() + count * (chunk + 1) / chunks;
+  ahead.blocks = context_blocks_.data() + count * part / parts;
+  ahead.blocks_end = context_blocks_.data() + count * (part + 1) / parts;
   const int64_t lines = (ahead.blocks_end - ahead.blocks) * ((ahead.block_bytes + 63) / 64);
   ahead.lines_per_step = steps > 0 ? static_cast<int>((lines + steps - 1) / steps) : 0;
   return ahead;
@@ -349,6 +379,7 @@ SampleArgs sample_slice(SampleArgs args, int first, int count) {
 }  // namespace
 
 void Program::run_logits(const Batch& batch, int first, int count, const SampleArgs* sampling) {
+  for (FetchAhead& ahead : ahead_) ahead = FetchAhead();
   for (size_t i = first_selected_; i < ops_.size(); ++i)
     timed(ops_[i].kind, [&] { run_op(ops_[i], batch, count, batch.logit_rows + first); });
   if (!sampling) return;

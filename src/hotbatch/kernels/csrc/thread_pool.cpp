@@ -34,7 +34,7 @@ class Patience {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) {
+ThreadPool::ThreadPool(int threads) : runs_(new Run[static_cast<size_t>(threads > 1 ? threads : 1)]) {
   for (int thread = 1; thread < threads; ++thread)
     workers_.emplace_back([this, thread] { work(thread); });
 }
@@ -64,15 +64,38 @@ void ThreadPool::end() {
   awake_.store(false, std::memory_order_release);
 }
 
-bool ThreadPool::take_one(int thread) {
-  uint64_t ticket = ticket_.load(std::memory_order_acquire);
-  if ((ticket & kMask) >= ((ticket >> kBits) & kMask)) return false;
-  ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
-  const uint64_t piece = ticket & kMask;
-  if (piece >= ((ticket >> kBits) & kMask)) return false;
-  function_(context_, static_cast<int>(piece), thread);
-  done_.fetch_add(1, std::memory_order_release);
-  return true;
+bool ThreadPool::take_first(int thread, int* piece) {
+  std::atomic<uint64_t>& word = runs_[static_cast<size_t>(thread)].word;
+  uint64_t seen = word.load(std::memory_order_acquire);
+  while (begin_of(seen) < end_of(seen)) {
+    if (!word.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
+    *piece = static_cast<int>(begin_of(seen));
+    return true;
+  }
+  return false;
+}
+
+bool ThreadPool::take_last(int victim, int* piece) {
+  std::atomic<uint64_t>& word = runs_[static_cast<size_t>(victim)].word;
+  uint64_t seen = word.load(std::memory_order_acquire);
+  while (begin_of(seen) < end_of(seen)) {
+    if (!word.compare_exchange_weak(seen, seen - (kMask + 1), std::memory_order_acq_rel)) continue;
+    *piece = static_cast<int>(end_of(seen)) - 1;
+    return true;
+  }
+  return false;
+}
+
+// Does this thread's run, then what it finds of others'.
+void ThreadPool::take_all(int thread) {
+  int piece = 0;
+  const auto finish = [&] {
+    function_(context_, piece, thread);
+    done_.fetch_add(1, std::memory_order_release);
+  };
+  while (take_first(thread, &piece)) finish();
+  for (int step = 1; step < size(); ++step)
+    while (take_last((thread + step) % size(), &piece)) finish();
 }
 
 void ThreadPool::run(int pieces, Function function, const void* context) {
@@ -80,15 +103,20 @@ void ThreadPool::run(int pieces, Function function, const void* context) {
   context_ = context;
   done_.store(0, std::memory_order_relaxed);
   epoch_ = (epoch_ + 1) & ((uint64_t{1} << (64 - 2 * kBits)) - 1);
-  ticket_.store((epoch_ << (2 * kBits)) | (static_cast<uint64_t>(pieces) << kBits),
-                std::memory_order_release);
-  while (take_one(0)) {
+  for (int thread = size() - 1; thread >= 0; --thread) {
+    const auto begin = static_cast<uint64_t>(first_piece(pieces, thread));
+    const auto end = static_cast<uint64_t>(first_piece(pieces, thread + 1));
+    runs_[static_cast<size_t>(thread)].word.store(
+        (epoch_ << (2 * kBits)) | (end << kBits) | begin, std::memory_order_release);
   }
+  take_all(0);
   Patience patience;
   while (done_.load(std::memory_order_acquire) < pieces) patience.wait();
 }
 
 void ThreadPool::work(int thread) {
+  const std::atomic<uint64_t>& own = runs_[static_cast<size_t>(thread)].word;
+  uint64_t epoch = epoch_of(own.load(std::memory_order_acquire));
   for (;;) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
@@ -99,11 +127,14 @@ void ThreadPool::work(int thread) {
     // A worker may sleep through end() and see the next begin(), or the destructor's.
     while (awake_.load(std::memory_order_acquire) &&
            !stopping_.load(std::memory_order_relaxed)) {
-      if (take_one(thread)) {
-        patience = Patience();
-      } else {
+      const uint64_t latest = epoch_of(own.load(std::memory_order_acquire));
+      if (latest == epoch) {
         patience.wait();
+        continue;
       }
+      epoch = latest;
+      take_all(thread);
+      patience = Patience();
     }
   }
 }

@@ -1,14 +1,17 @@
 // A pool for many tiny parallel loops in a row: one step of a model has some three hundred.
 //
-// The calling thread takes part. A loop is handed out in small pieces from one atomic counter,
-// and it is over when all pieces are done, not when all threads have arrived: a thread whose
-// core is busy with something else (an HTTP request, another process) simply takes fewer
-// pieces. Between steps the workers sleep; within a step they spin, then yield.
+// The calling thread takes part. Every thread begins with a run of neighbouring pieces of its
+// own, so that it reads memory in order and knows what it will read next; whoever is done takes
+// pieces from the far end of another's run (work stealing, Blumofe and Leiserson 1999). A loop
+// is over when all pieces are done, not when all threads have arrived: a thread whose core is
+// busy with something else (an HTTP request, another process) simply does fewer. Between steps
+// the workers sleep; within a step they spin, then yield.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -29,6 +32,11 @@ class ThreadPool {
   void begin();
   void end();
 
+  // The first piece of a thread's own run.
+  int first_piece(int pieces, int thread) const {
+    return static_cast<int>(int64_t{pieces} * thread / size());
+  }
+
   // Runs body(piece, thread) for every piece in [0, pieces); thread is in [0, size()).
   // Only valid between begin() and end(). `body` must not throw.
   template <class Body>
@@ -47,14 +55,23 @@ class ThreadPool {
   using Function = void (*)(const void*, int, int);
   void run(int pieces, Function function, const void* context);
   void work(int thread);
-  bool take_one(int thread);
+  void take_all(int thread);
+  bool take_first(int thread, int* piece);
+  bool take_last(int victim, int* piece);
 
-  // A ticket is epoch, number of pieces and next piece in one word, so that a thread that
-  // comes late can tell from its ticket alone that nothing is left for it. The function is
-  // read only by holders of a valid piece, during which the caller cannot move on.
+  // What is left of a thread's run, with the loop it belongs to, in one word: a thread that
+  // comes late can tell from it alone that nothing is left. The function is read only by
+  // holders of a valid piece, during which the caller cannot move on.
   static constexpr int kBits = 20;
   static constexpr uint64_t kMask = (uint64_t{1} << kBits) - 1;
-  alignas(64) std::atomic<uint64_t> ticket_{0};
+  struct alignas(64) Run {
+    std::atomic<uint64_t> word{0};  // epoch, end, begin
+  };
+  static uint64_t begin_of(uint64_t word) { return word & kMask; }
+  static uint64_t end_of(uint64_t word) { return (word >> kBits) & kMask; }
+  static uint64_t epoch_of(uint64_t word) { return word >> (2 * kBits); }
+
+  std::unique_ptr<Run[]> runs_;  // [size()]
   alignas(64) std::atomic<int> done_{0};
   alignas(64) Function function_ = nullptr;
   const void* context_ = nullptr;

@@ -80,6 +80,7 @@ struct PackedLinear {
   }
   int panels() const { return (outputs + kPanel - 1) / kPanel; }
   int64_t bytes_per_panel() const { return panel_bytes(precision, inputs); }
+  const uint8_t* panel(int index) const { return data + index * bytes_per_panel(); }
 };
 
 // The input of a linear layer in the form its precision wants. Row strides in elements.
@@ -97,7 +98,7 @@ struct Activation {
 // Memory that the next operation will read, fetched in small steps while this one computes: the
 // products leave the memory idle, attention leaves the arithmetic idle. It arrives in the second
 // cache and, pushed out from there, stays in the third.
-struct FetchAhead {
+struct alignas(64) FetchAhead {
   const uint8_t* base = nullptr;
   int64_t block_bytes = 0;
   const int32_t* blocks = nullptr;      // not yet begun
@@ -123,9 +124,9 @@ struct LinearArgs {
   float* output = nullptr;
   int64_t output_stride = 0;
   const float* residual = nullptr;  // same stride as output; may be output itself
-  // While a panel is computed, what lies this many bytes after it is fetched into the second
-  // cache: the panel that this thread will most likely get next. 0: nothing.
-  int64_t prefetch_distance = 0;
+  // Fetched into the second cache while a panel is computed, as many bytes as this one has: the
+  // panel that this thread will most likely get next. Null: nothing.
+  const uint8_t* next_panel = nullptr;
   FetchAhead* ahead = nullptr;
 };
 
@@ -139,7 +140,7 @@ struct GatedArgs {
   LinearArgs linear;                   // output and residual are not used
   const Activation* output = nullptr;  // N/2 columns
   float* scratch = nullptr;            // [kGatedFloats]
-  int64_t skip_distance = 0;           // prefetch distance after the last panel of a group
+  const uint8_t* next_group = nullptr; // fetched during the group's last panel
 };
 
 // Rows of one or several tensors, stacked, become one packed weight.

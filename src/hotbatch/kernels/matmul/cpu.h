@@ -253,13 +253,17 @@ inline void linear(const LinearArgs& args, int panel, int row_begin, int row_end
   const int rows = row_end - row_begin;
   const int tiles = (rows + highest - 1) / highest;
   const int64_t bytes = args.weight->bytes_per_panel();
-  const uint8_t* next = args.weight->data + panel * bytes + args.prefetch_distance;
+  // One tile of int8 uses weights as fast as they come, in order: fetching the rest of a run is
+  // better left to the hardware, which cannot know only what follows the run.
+  const bool streams = precision == Precision::kInt8 && tiles == 1 &&
+                       args.next_panel == args.weight->panel(panel + 1);
+  const uint8_t* next = streams ? nullptr : args.next_panel;
   const int lines = (16 + tiles - 1) / tiles;
   int row = row_begin;
   for (int tile = 0; tile < tiles; ++tile) {
     const int height = rows / tiles + (tile < rows % tiles ? 1 : 0);
     const int64_t part = bytes / 1024 * lines * 64 * tile;
-    const bool wanted = args.prefetch_distance > 0 && part < bytes;
+    const bool wanted = next && part < bytes;
     choose_tile(precision, height)(args, panel, row,
                                    {wanted ? next + part : nullptr, lines, args.ahead});
     row += height;

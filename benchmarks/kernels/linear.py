@@ -160,6 +160,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.2, help="of measuring a point")
     parser.add_argument("--no-torch", action="store_true")
     args = parser.parse_args()
+    if unknown := set(args.models.split(",")) - set(PRESETS):
+        parser.error(
+            f"--models: no such shape {', '.join(unknown)}; there are {', '.join(PRESETS)}"
+        )
 
     isa = _native.best_isa()
     bandwidth = _native.measure_read_bandwidth(256, args.threads, isa, repeats=10)

@@ -15,8 +15,11 @@ from dataclasses import dataclass
 
 from hotbatch.core.block_pool import BlockPool
 from hotbatch.core.config import SchedulerConfig
+from hotbatch.core.cost_model import CostModel
 from hotbatch.core.prefix_cache import PrefixCache, extend_block_keys
-from hotbatch.core.request import Request
+from hotbatch.core.recompute_cost import RecomputeCost
+from hotbatch.core.request import Request, RequestState
+from hotbatch.core.return_order import Ending, ReturnOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +42,28 @@ class Placement:
 
 
 class KvCache:
-    """All KV blocks of one scheduler."""
+    """All KV blocks of one scheduler.
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    Args:
+        cost_model: prices what is cached, where that decides what is given up.
+    """
+
+    def __init__(self, config: SchedulerConfig, cost_model: CostModel | None = None) -> None:
         self.block_size = config.block_size
         self.enable_prefix_caching = config.enable_prefix_caching
         self.prefix_cache = PrefixCache(config.block_size)
-        self.pool = BlockPool(config.num_blocks, on_reclaim=self.prefix_cache.forget)
+        self.returns: ReturnOrder | None = None
+        if config.prefix_eviction == "return-time" and config.enable_prefix_caching:
+            cost = RecomputeCost(cost_model, config.max_num_batched_tokens)
+            self.returns = ReturnOrder(config.num_blocks, config.block_size, cost)
+        self.pool = BlockPool(config.num_blocks, self.prefix_cache.forget, self.returns)
         self.query_tokens = 0
         self.hit_tokens = 0
+
+    def note_time(self, now: float) -> None:
+        """It is `now`, in seconds on the engine's clock."""
+        if self.returns is not None:
+            self.returns.now = now
 
     def place(
         self, request: Request, prompt_owner: Request | None, keep_free: int
@@ -130,9 +146,20 @@ class KvCache:
 
     def release(self, request: Request) -> None:
         """Take all blocks back; what the prefix cache knows stays findable."""
-        self.pool.release(request.block_table)
+        if self.returns is not None and request.state is RequestState.FINISHED:
+            self._release_for_next_turn(self.returns, request)
+        else:
+            self.pool.release(request.block_table)
         request.block_table = ()
         request.capacity = 0
+
+    def _release_for_next_turn(self, returns: ReturnOrder, request: Request) -> None:
+        num_keys = min(len(request.block_keys), request.num_indexed)
+        if num_keys:
+            keys = request.block_keys[:num_keys]
+            returns.open(Ending(request.tenant, request.arrival, request.num_prompt, keys))
+        self.pool.release(request.block_table)
+        returns.close()
 
     def index(self, request: Request) -> None:
         """Make the blocks that are full and committed findable by content."""
@@ -144,6 +171,9 @@ class KvCache:
             block = request.block_table[index]
             if self.prefix_cache.enter(keys[index], block):
                 self.pool.keep(block)
+                if self.returns is not None:
+                    before = self.prefix_cache.block_of(keys[index - 1]) if index else None
+                    self.returns.entered(block, before, index)
         request.num_indexed = num_full
 
     def check_integrity(self, holders: Iterable[Request], held: Sequence[int]) -> None:

@@ -100,7 +100,7 @@ class Scheduler:
         if policies.fairness:
             weights = config.tenant_weights
             self._counters = [VirtualTokenCounters(weights) for _ in ServiceClass]
-        self._kv = KvCache(config)
+        self._kv = KvCache(config, cost_model)
         seconds_for = prompt_seconds(cost_model, config.max_num_batched_tokens)
         self._roster = Roster(self._counters, seconds_for)
         self._share = BatchShare(config.batch_share)
@@ -233,6 +233,7 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """Decide the next step; None if there is nothing to compute now."""
         step = Step(self.config.max_num_batched_tokens)
+        self._kv.note_time(now)
         self._preemptor.begin()
         self._seating.begin()
         if self._urgency.lift_aged(self._next_order, now):
@@ -270,6 +271,7 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Take in a step's result: new tokens, finished requests, freed and findable blocks."""
+        self._kv.note_time(now)
         step = self._close_step(plan)
         assert result.step_id == plan.step_id, "the result belongs to another plan"
         if self.cost_model is not None and step.features is not None:

@@ -31,6 +31,8 @@ class SchedulerConfig:
         enable_prefix_caching: keep full blocks by content and share them.
         prefix_eviction: which cached blocks go first: those of least chance of return times
             recompute cost, or plain LRU.
+        prefill_ahead: compute what the next turn of a conversation will begin with while there
+            is nothing else to do.
         watermark: share of the pool that admission leaves free for running requests to grow.
         vocab_size: if known, token ids are checked against it.
         targets: what a request of a class is promised if it does not say so itself; nothing
@@ -57,6 +59,7 @@ class SchedulerConfig:
     static_timeout: float = 0.1
     enable_prefix_caching: bool = True
     prefix_eviction: PrefixEviction = "return-time"
+    prefill_ahead: bool = False
     watermark: float = 0.01
     vocab_size: int | None = None
     targets: Mapping[ServiceClass, LatencyTargets] = field(default_factory=dict)

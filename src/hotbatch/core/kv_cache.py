@@ -41,6 +41,22 @@ class Placement:
     copy: tuple[int, int] | None
 
 
+class WarmedBlocks(dict[int, int]):
+    """Blocks that were computed before anybody asked for them, each with its place in its
+    prefix; and how many of such were found by a prompt."""
+
+    num_found = 0
+    mean_index = 0.0
+
+    def find(self, blocks: Sequence[int]) -> None:
+        """A prompt begins with these blocks; those computed ahead were not in vain."""
+        for block in blocks:
+            index = self.pop(block, None)
+            if index is not None:
+                self.num_found += 1
+                self.mean_index += (index - self.mean_index) / self.num_found
+
+
 class KvCache:
     """All KV blocks of one scheduler.
 
@@ -56,7 +72,8 @@ class KvCache:
         if config.prefix_eviction == "return-time" and config.enable_prefix_caching:
             cost = RecomputeCost(cost_model, config.max_num_batched_tokens)
             self.returns = ReturnOrder(config.num_blocks, config.block_size, cost)
-        self.pool = BlockPool(config.num_blocks, self.prefix_cache.forget, self.returns)
+        self.warmed = WarmedBlocks()
+        self.pool = BlockPool(config.num_blocks, self._forget, self.returns)
         self.query_tokens = 0
         self.hit_tokens = 0
 
@@ -161,8 +178,27 @@ class KvCache:
         self.pool.release(request.block_table)
         returns.close()
 
-    def index(self, request: Request) -> None:
-        """Make the blocks that are full and committed findable by content."""
+    def release_warmed(self, request: Request) -> None:
+        """Take the blocks back of what was computed ahead: they belong to the conversation."""
+        if self.returns is not None:
+            self.returns.reopen(request.block_keys[: request.num_indexed], request.tenant)
+        self.pool.release(request.block_table)
+        request.block_table = ()
+        request.capacity = 0
+        if self.returns is not None:
+            self.returns.close()
+
+    def _forget(self, block: int) -> None:
+        self.prefix_cache.forget(block)
+        if self.warmed:
+            self.warmed.pop(block, None)
+
+    def index(self, request: Request, *, is_ahead: bool = False) -> None:
+        """Make the blocks that are full and committed findable by content.
+
+        Args:
+            is_ahead: nobody has asked for them yet.
+        """
         num_full = request.num_committed // self.block_size
         if num_full <= request.num_indexed or not self.enable_prefix_caching:
             return
@@ -171,6 +207,8 @@ class KvCache:
             block = request.block_table[index]
             if self.prefix_cache.enter(keys[index], block):
                 self.pool.keep(block)
+                if is_ahead:
+                    self.warmed[block] = index
                 if self.returns is not None:
                     before = self.prefix_cache.block_of(keys[index - 1]) if index else None
                     self.returns.entered(block, before, index)
@@ -261,6 +299,8 @@ class KvCache:
             request.num_cached = prefix.num_tokens
             self.query_tokens += request.num_prompt
             self.hit_tokens += prefix.num_tokens
+            if self.warmed:
+                self.warmed.find(prefix.shared)
         if prefix.copy_source is None:
             return Placement(None)
         return Placement((prefix.copy_source, own[0]))

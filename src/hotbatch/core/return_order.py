@@ -19,7 +19,7 @@ answer's. These are remembered when the blocks are long evicted, up to the horiz
 only those would be learnt from that came back in time.
 
 Cost: amortised a handful of dictionary operations a block, O(log chains) for each bin that a
-chain grows older by (29 at most) and for each chain that is emptied. Nothing ever walks over all
+chain grows older by (26 at most) and for each chain that is emptied. Nothing ever walks over all
 blocks; a table that is made anew takes the worth of its own chains again, after an eighth more
 was seen.
 """
@@ -43,7 +43,7 @@ from hotbatch.core.return_times import (
     bin_of,
     turn_class,
 )
-from hotbatch.core.speculation.ledger import Ledger
+from hotbatch.core.speculation.ledger import CalibrationRow, Ledger
 
 _MOST_REMEMBERED = 16_384  # conversations, with their blocks or without
 _SOON = 1.0  # chance that what a request in service gave up is wanted within its present age
@@ -124,12 +124,12 @@ class ReturnOrder:
 
     Attributes:
         now: seconds on the engine's clock, set by whoever releases and allocates.
-        ledger: holds how well the chances of return were told.
     """
 
     def __init__(self, num_blocks: int, block_size: int, cost: RecomputeCost) -> None:
         self.now = 0.0
-        self.ledger = Ledger()
+        self._ledger = Ledger()
+        self._calibration: list[CalibrationRow] = []
         self._block_size = block_size
         self._cost = cost
         self._times = ReturnTimes()
@@ -202,8 +202,52 @@ class ReturnOrder:
         self._await(chain)
         self._open = (chain, ending.tenant)
 
+    def reopen(self, keys: Sequence[bytes], tenant: str) -> None:
+        """What is released until `close` was computed ahead for a conversation that has ended,
+        and takes the place of what is kept for it."""
+        self._grow_older()
+        chain = self._awaited(keys)
+        if chain is None:
+            return
+        left = [block for block in chain.blocks if self._chain_of.get(block) is chain]
+        if left:
+            # The answer as it was generated, where the next prompt repeats it otherwise.
+            self._parked.pop(left[-1], None)
+            self._emptied(chain)
+            chain.num_blocks = 0
+            rest = _Chain(chain.started)
+            rest.is_over = True
+            self._hold(rest, left)
+        if keys[-1] not in self._by_key:
+            chain.keys = (*chain.keys, keys[-1])
+            self._by_key[keys[-1]] = chain
+        self._open = (chain, tenant)
+
     def close(self) -> None:
         self._open = None
+
+    def chance_of(self, keys: Sequence[bytes]) -> float:
+        """That the conversation goes on which these blocks belong to."""
+        chain = self._awaited(keys)
+        tables = self._times.tables("", 0) if chain is None else chain.tables
+        return tables[0].chances[0 if chain is None else chain.age]
+
+    def is_worth_more(self, keys: Sequence[bytes]) -> bool:
+        """Are blocks at the end of these worth more than those that would go for them?"""
+        self._grow_older()
+        chain = self._awaited(keys)
+        if chain is None:
+            return False
+        rate = chain.tables[0].rates[chain.age]
+        worth = rate * self._cost.relative(len(keys) * self._block_size)
+        return worth > min((entry[0] for entry in self._heap[:1]), default=0.0)
+
+    def _awaited(self, keys: Sequence[bytes]) -> _Chain | None:
+        for key in reversed(keys):
+            chain = self._by_key.get(key)
+            if chain is not None:
+                return chain
+        return None
 
     def _former(self, ending: Ending) -> _Chain | None:
         """The turn before, if it is remembered: the prompt begins with all of its prompt."""
@@ -379,7 +423,7 @@ class ReturnOrder:
         chain.age = age
         if age == NUM_BINS:
             if chain.is_conversation:
-                self.ledger.note_chance(chain.chance, False)
+                self._note_chance(chain.chance, False)
             self._forget(chain)
             return
         self._ages[age].append(chain)
@@ -394,13 +438,21 @@ class ReturnOrder:
             if table.note_returned(index, chain.age):
                 self._renewed(table)
         if chain.is_conversation:
-            self.ledger.note_chance(chain.chance, True)
+            self._note_chance(chain.chance, True)
         if chain.num_blocks:
             self._rank(chain)
 
     def _renewed(self, table: ReturnTable) -> None:
         for chain in self._by_table.get(table, ()):
             self._rank(chain)
+
+    def _note_chance(self, told: float, is_true: bool) -> None:
+        self._ledger.note_chance(told, is_true)
+        self._calibration = self._ledger.calibration()
+
+    def calibration(self) -> list[CalibrationRow]:
+        """How well the chances of return were told, as far as it is known by now."""
+        return self._calibration
 
     def check_integrity(self, cached: Collection[int]) -> None:
         assert set(cached) == self._chain_of.keys()

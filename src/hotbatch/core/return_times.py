@@ -27,10 +27,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from itertools import pairwise
 
 _FIRST = 0.5  # seconds, the end of the first bin
 _RATIO = 2.0**0.5
-BORDERS = (0.0, *(_FIRST * _RATIO**index for index in range(29)))  # to two hours and a quarter
+BORDERS = (0.0, *(_FIRST * _RATIO**index for index in range(26)))  # to 48 minutes
 NUM_BINS = len(BORDERS) - 1
 HORIZON = BORDERS[-1]  # seconds after which a conversation is taken to be over
 
@@ -40,7 +41,7 @@ _NUM_CLASSES = TURN_CLASSES + 1
 
 _MOST_WEIGHT = 2000.0  # conversations in a table before its counts are halved
 _DOUBT = 16.0  # conversations that the wider table weighs in a narrower one
-_BELIEF_SCALE, _BELIEF_POWER = 30.0, 0.5  # survival (1 + t / scale) ** -power
+_BELIEF_SCALE, _BELIEF_POWER = 30.0, 0.25  # survival (1 + t / scale) ** -power
 _MOST_TENANTS = 256
 _LEAST_NEWS = 8.0
 _NEWS_SHARE = 8
@@ -58,12 +59,9 @@ def turn_class(turn: int) -> int:
 
 def _believed_hazards() -> list[float]:
     def survival(gap: float) -> float:
-        return (1.0 + gap / _BELIEF_SCALE) ** -_BELIEF_POWER
+        return float((1.0 + gap / _BELIEF_SCALE) ** -_BELIEF_POWER)
 
-    return [
-        1.0 - survival(end) / survival(start)
-        for start, end in zip(BORDERS, BORDERS[1:], strict=False)
-    ]
+    return [1.0 - survival(end) / survival(start) for start, end in pairwise(BORDERS)]
 
 
 class ReturnTable:

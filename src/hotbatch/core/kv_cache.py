@@ -173,8 +173,9 @@ class KvCache:
     def _release_for_next_turn(self, returns: ReturnOrder, request: Request) -> None:
         num_keys = min(len(request.block_keys), request.num_indexed)
         if num_keys:
-            keys = request.block_keys[:num_keys]
-            returns.open(Ending(request.tenant, request.arrival, request.num_prompt, keys))
+            keys, num_prompt = request.block_keys[:num_keys], request.num_prompt
+            tail = tuple(request.tokens[num_prompt - num_prompt % self.block_size : num_prompt])
+            returns.open(Ending(request.tenant, request.arrival, num_prompt, keys, tail))
         self.pool.release(request.block_table)
         returns.close()
 

@@ -60,12 +60,14 @@ class Ending:
         arrival: when it came, in seconds on the engine's clock.
         num_prompt: tokens of its prompt.
         keys: of the full blocks of its prompt and answer, from the first on.
+        tail: tokens of its prompt behind the last full block.
     """
 
     tenant: str
     arrival: float
     num_prompt: int
     keys: Sequence[bytes]
+    tail: tuple[int, ...] = ()
 
 
 class _Chain:
@@ -85,6 +87,7 @@ class _Chain:
         "num_prompt",
         "started",
         "tables",
+        "tail",
         "turn",
         "version",
     )
@@ -96,12 +99,14 @@ class _Chain:
         turn: int = 0,
         num_prompt: int = 0,
         keys: tuple[bytes, ...] = (),
+        tail: tuple[int, ...] = (),
     ) -> None:
         self.started = started
         self.tables = tables  # the tenant's and everybody's; none if a request in service gave it
         self.turn = turn  # turns before it; `_SHARED` for a prefix that is nobody's own
         self.num_prompt = num_prompt
         self.keys = keys
+        self.tail = tail
         self.age = 0  # the bin that it is in
         self.chance = tables[0].chances[0] if tables else 1.0
         self.blocks: list[int] = []  # the first of the prefix first
@@ -196,7 +201,7 @@ class ReturnOrder:
         num_full = ending.num_prompt // self._block_size
         last = {len(ending.keys) - 1, min(num_full, len(ending.keys)) - 1} - {-1}
         keys = tuple(ending.keys[index] for index in last)
-        chain = _Chain(self.now, tables, turn, ending.num_prompt, keys)
+        chain = _Chain(self.now, tables, turn, ending.num_prompt, keys, ending.tail)
         for key in keys:
             self._by_key[key] = chain
         self._await(chain)
@@ -250,14 +255,16 @@ class ReturnOrder:
         return None
 
     def _former(self, ending: Ending) -> _Chain | None:
-        """The turn before, if it is remembered: the prompt begins with all of its prompt."""
+        """The turn before, if it is remembered: the prompt begins with all of its prompt, or is the
+        same once more."""
         by_key, keys = self._by_key, ending.keys
         for index in range(min(ending.num_prompt // self._block_size, len(keys)) - 1, -1, -1):
             chain = by_key.get(keys[index])
             if chain is not None:
                 # A short question behind a common prefix is no sign of who asks.
                 grown = ending.num_prompt - chain.num_prompt
-                if grown == 0 or grown >= self._block_size:
+                is_same = grown == 0 and ending.tail == chain.tail
+                if is_same or grown >= self._block_size:
                     return chain
         return None
 
@@ -415,7 +422,8 @@ class ReturnOrder:
         if chain.is_over:
             self._num_awaited -= 1
             return
-        age = min(bin_of(self.now - chain.started), NUM_BINS)
+        # By the sum it has survived its bin; the difference may round to the other side.
+        age = max(chain.age + 1, bin_of(self.now - chain.started))
         for survived in range(chain.age, age):
             for table in chain.tables:
                 if table.note_survived(survived):

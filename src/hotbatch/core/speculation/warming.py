@@ -58,9 +58,9 @@ class KnownPrefix:
 
 @dataclass(slots=True, eq=False)
 class _Offer:
+    key: bytes  # of its last block
     request: Request
     since: float
-    chance: float
     worth: float  # seconds saved times chance
 
 
@@ -82,7 +82,7 @@ class Warmer:
         self._cost = RecomputeCost(model, max_tokens)
         self._max_tokens = max_tokens
         self._keep_free = keep_free
-        self._offers: OrderedDict[bytes, _Offer] = OrderedDict()  # by their last block's key
+        self._offers: OrderedDict[bytes, _Offer] = OrderedDict()  # by key
         self._current: _Offer | None = None
         self._is_interrupted = False
         self._steps: set[int] = set()  # in flight
@@ -124,7 +124,7 @@ class Warmer:
             speculate=False,
         )
         request.num_cached = 0  # the counters of the cache are of prompts that were asked
-        keys = extend_block_keys(request, num_blocks, size)
+        keys = extend_block_keys(request, num_blocks, size)[:num_blocks]
         missing = num_blocks - len(self._kv.prefix_cache.run_of(keys))
         fits = num_blocks + 1 + self._keep_free <= self._kv.pool.num_blocks
         if missing <= 0 or not fits:
@@ -132,7 +132,7 @@ class Warmer:
         returns = self._kv.returns
         chance = _UNKNOWN_CHANCE if returns is None else returns.chance_of(keys)
         seconds = self._cost.seconds((num_blocks - missing) * size, missing * size)
-        self._offers[keys[-1]] = _Offer(request, now, chance, chance * seconds)
+        self._offers[keys[-1]] = _Offer(keys[-1], request, now, chance * seconds)
         if len(self._offers) > _MOST_OFFERS:
             self._offers.popitem(last=False)
 
@@ -150,10 +150,11 @@ class Warmer:
 
     def _seat(self, request: Request) -> bool:
         kv = self._kv
-        num_blocks = len(request.tokens) // kv.block_size
-        keys = extend_block_keys(request, num_blocks, kv.block_size)
+        # Of blocks of one token each, the one that is not computed has a key as well.
+        num_blocks = (len(request.tokens) - 1) // kv.block_size
+        keys = extend_block_keys(request, num_blocks, kv.block_size)[:num_blocks]
         missing = num_blocks - len(kv.prefix_cache.run_of(keys))
-        if missing == 0:
+        if missing <= 0:
             return False  # somebody computed it meanwhile
         if missing + 1 > kv.pool.num_free and not (kv.returns and kv.returns.is_worth_more(keys)):
             return False
@@ -239,7 +240,7 @@ class Warmer:
         self._kv.release_warmed(request)
         request.num_computed = request.num_committed = request.num_indexed = 0
         if not is_done:
-            self._offers[request.block_keys[-1]] = offer
+            self._offers[offer.key] = offer
 
     # Books
 

@@ -380,6 +380,8 @@ def _scheduler_config(options: EngineOptions, info: ExecutorInfo) -> SchedulerCo
         or min(_STATIC_BATCH_SIZE, options.max_num_seqs),
         static_timeout=_STATIC_BATCH_TIMEOUT if timeout is None else timeout,
         enable_prefix_caching=options.enable_prefix_caching,
+        prefix_eviction=options.prefix_eviction,
+        prefill_ahead=options.speculate,
         vocab_size=info.vocab_size,
         targets=options.targets(),
         queue_time_to_live=options.queue_ttl,

@@ -291,12 +291,20 @@ class EngineOptions:
         "--no-enable-prefix-caching turns it off.",
         group=REUSE,
     )
+    prefix_eviction: Literal["return-time", "lru"] = option(
+        "return-time",
+        "Which cached blocks go first when memory is short. 'return-time' keeps conversations by "
+        "the chance that they go on, learnt of each tenant, times what computing them again would "
+        "cost; 'lru' keeps what was used last.",
+        group=REUSE,
+    )
 
     speculate: bool = option(
         False,
         "Guess next tokens from the request's own text and its tenant's recent answers, and let "
         "the model verify them in capacity that would idle: the same tokens, sooner where texts "
-        "repeat themselves. Off by default.",
+        "repeat themselves. Also compute ahead what a chat's next prompt will begin with when "
+        "there is nothing else to do. Off by default.",
         group=REUSE,
     )
 
@@ -418,6 +426,13 @@ class ServerOptions:
         high=MAX_BYTES,
         metavar="BYTES",
         parse=parse_bytes,
+    )
+    splice_answers: bool = option(
+        True,
+        "Give a chat prompt that repeats an answer of this server the token ids that it was "
+        "generated as, instead of tokenizing its text again. The ids say exactly the same text. On "
+        "by default; --no-splice-answers turns it off.",
+        group=REUSE,
     )
     otlp_traces_endpoint: str | None = option(
         None,

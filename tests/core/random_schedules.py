@@ -27,6 +27,7 @@ from hotbatch.core import (
 from hotbatch.core.cost_model import CostModel, StepFeatures
 from hotbatch.core.policies import Reclaim, full_policies
 from hotbatch.core.speculation import Drafter, EachAlone, Speculator
+from hotbatch.core.speculation.warming import KnownPrefix
 from hotbatch.simulator import RooflineStepTime, SimulatedExecutor, TokenModel
 
 MODEL = TokenModel(vocab_size=40, eos_token_id=EOS, eos_probability=0.08)
@@ -42,6 +43,7 @@ class Habits:
     lookahead: float  # of planning the next step before the last one is committed
     fail_step: float
     fail_request: float
+    offer: float = 0.0  # of what a next prompt may begin with
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,9 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         batching=batching,
         static_batch_size=draw(st.integers(1, max_num_seqs)),
         static_timeout=draw(st.sampled_from([0.0, 0.05, 1.0])),
-        enable_prefix_caching=draw(st.booleans()),
+        enable_prefix_caching=draw(st.sampled_from([True, True, False])),
+        prefix_eviction=draw(st.sampled_from(["return-time", "return-time", "lru"])),
+        prefill_ahead=draw(st.booleans()),
         watermark=draw(st.sampled_from([0.0, 0.01, 0.2])),
         vocab_size=MODEL.vocab_size,
     )
@@ -130,6 +134,7 @@ def cases(draw: st.DrawFn) -> Case:
         lookahead=draw(st.sampled_from([0.0, 0.5, 1.0])),
         fail_step=draw(rare),
         fail_request=draw(rare),
+        offer=draw(st.sampled_from([0.0, 0.1, 0.5])),
     )
     drafting = draw(st.sampled_from(["none", *DRAFTERS]))
     return Case(config, tuple(requests), habits, draw(st.integers(1, 20)), drafting)
@@ -270,6 +275,8 @@ class RandomDay:
         self._arrivals()
         self._something_may_happen()
         self._deliver(self.scheduler.expire(self.executor.clock.now()))
+        if self._chance(self.case.habits.offer):
+            self._offer()
         plan = None
         if not self.in_flight or self._chance(self.case.habits.lookahead):
             plan = self.scheduler.plan(self.executor.clock.now())
@@ -283,6 +290,19 @@ class RandomDay:
             self._run_oldest()
         else:
             self._wait()
+
+    def _offer(self) -> None:
+        """Tokens that some request had, and something else behind them."""
+        request = self.random.choice(self.requests)
+        kept = self.random.randint(1, len(request.tokens))
+        more = [self.random.randrange(MODEL.vocab_size) for _ in range(self.random.randint(0, 9))]
+        prefix = KnownPrefix(
+            [*request.tokens[:kept], *more][: self.config.context_len],
+            request.tenant,
+            request.cache_salt,
+        )
+        self.scheduler.offer(prefix, self.executor.clock.now())
+        self.scheduler.check_integrity()
 
     def _arrivals(self) -> None:
         while self.to_come and self._chance(self.case.habits.arrival):
@@ -336,6 +356,10 @@ class RandomDay:
         assert self.scheduler.stats().num_running <= self.config.max_num_seqs
         if self.config.batching == "request":
             assert self.scheduler.stats().num_running <= 1
+        if plan.requests[0].request_id not in self.heard:
+            assert len(plan.requests) == 1, "what is computed ahead shares no step"
+            assert self.scheduler.stats().num_running == 0, "nor does it run beside requests"
+            return
         for planned in plan.requests:
             assert self.heard[planned.request_id].end is None, "planned after its end"
 
@@ -355,6 +379,10 @@ class RandomDay:
 
     def judge(self) -> None:
         """Everything is given back, and everybody heard what a solo run would have told."""
+        while (plan := self.scheduler.plan(self.executor.clock.now())) is not None:
+            assert plan.requests[0].request_id not in self.heard, "a request was left"
+            result = self.executor.run(plan)
+            assert not self.scheduler.commit(plan, result, self.executor.clock.now())
         self.scheduler.check_integrity()
         stats = self.scheduler.stats()
         assert (stats.blocks_used, stats.num_running, stats.num_waiting) == (0, 0, 0)

@@ -6,30 +6,37 @@ Each block is in exactly one state:
 - *cached*: nobody refers to it, but the prefix cache knows its content and may revive it.
 - *free*: nobody refers to it and its content is worthless.
 
-Blocks are ints. Free ones lie on a stack, cached ones in an ordered dict from least to most
-recently released, so that each operation costs O(1) a block. Allocation takes free blocks
-first and then the cached block that was released longest ago.
+Blocks are ints. Free ones lie on a stack, cached ones in an order of eviction that is given
+(`eviction_order`). Allocation takes free blocks first and then the cached block that is first
+in that order.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+
+from hotbatch.core.eviction_order import EvictionOrder, LeastRecentlyReleased
 
 
 class BlockPool:
     """`num_blocks` blocks with reference counts.
 
-    `on_reclaim(block)` is called when a cached block is taken for new content.
+    `on_reclaim(block)` is called when a cached block is taken for new content. `order` says
+    which one that is; without it, the one that was released longest ago.
     """
 
-    def __init__(self, num_blocks: int, on_reclaim: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        on_reclaim: Callable[[int], None],
+        order: EvictionOrder | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
         self._on_reclaim = on_reclaim
         self._ref_counts = [0] * num_blocks
         self._kept = bytearray(num_blocks)  # 1: the prefix cache knows the content
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached: EvictionOrder = LeastRecentlyReleased() if order is None else order
 
     @property
     def num_free(self) -> int:
@@ -60,7 +67,7 @@ class BlockPool:
         if self._free:
             block = self._free.pop()
         else:
-            block, _ = self._cached.popitem(last=False)
+            block = self._cached.pop()
             self._kept[block] = 0
             self._on_reclaim(block)
         self._ref_counts[block] = 1
@@ -71,7 +78,7 @@ class BlockPool:
         counts = self._ref_counts
         for block in blocks:
             if counts[block] == 0:
-                del self._cached[block]
+                self._cached.remove(block)
             counts[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -81,14 +88,17 @@ class BlockPool:
         its beginning, without which the end cannot be found.
         """
         counts = self._ref_counts
+        cached = []
         for block in reversed(blocks):
             assert counts[block] > 0, f"block {block} released once too often"
             counts[block] -= 1
             if counts[block] == 0:
                 if self._kept[block]:
-                    self._cached[block] = None
+                    cached.append(block)
                 else:
                     self._free.append(block)
+        if cached:
+            self._cached.add(cached)
 
     def keep(self, block: int) -> None:
         """Note that the content of a block in use is worth keeping after its release."""
@@ -113,6 +123,7 @@ class BlockPool:
         assert not free & cached, f"blocks {free & cached} are both free and cached"
         assert not free & kept, f"free blocks {free & kept} are in the prefix cache"
         assert cached <= kept, f"cached blocks {cached - kept} have no content key"
+        self._cached.check_integrity(cached)
         for block, count in enumerate(self._ref_counts):
             expected = references.get(block, 0)
             assert count == expected, f"block {block}: {count} references, {expected} users"

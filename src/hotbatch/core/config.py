@@ -10,6 +10,7 @@ from hotbatch.core.errors import InvalidRequestError
 from hotbatch.core.service_class import NO_TARGETS, LatencyTargets, ServiceClass
 
 Batching = Literal["continuous", "static", "request"]
+PrefixEviction = Literal["return-time", "lru"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,10 @@ class SchedulerConfig:
         static_batch_size: requests in a static batch.
         static_timeout: seconds after which an incomplete static batch starts.
         enable_prefix_caching: keep full blocks by content and share them.
+        prefix_eviction: which cached blocks go first: those of least chance of return times
+            recompute cost, or plain LRU.
+        prefill_ahead: compute what the next turn of a conversation will begin with while there
+            is nothing else to do.
         watermark: share of the pool that admission leaves free for running requests to grow.
         vocab_size: if known, token ids are checked against it.
         targets: what a request of a class is promised if it does not say so itself; nothing
@@ -53,6 +58,8 @@ class SchedulerConfig:
     static_batch_size: int = 16
     static_timeout: float = 0.1
     enable_prefix_caching: bool = True
+    prefix_eviction: PrefixEviction = "return-time"
+    prefill_ahead: bool = False
     watermark: float = 0.01
     vocab_size: int | None = None
     targets: Mapping[ServiceClass, LatencyTargets] = field(default_factory=dict)
@@ -84,6 +91,12 @@ class SchedulerConfig:
             raise InvalidRequestError(
                 f"batching must be one of {', '.join(get_args(Batching))}, got {self.batching!r}.",
                 param="batching",
+            )
+        if self.prefix_eviction not in get_args(PrefixEviction):
+            raise InvalidRequestError(
+                f"prefix_eviction must be one of {', '.join(get_args(PrefixEviction))}, "
+                f"got {self.prefix_eviction!r}.",
+                param="prefix_eviction",
             )
         if self.batching == "static" and self.static_batch_size > self.max_num_seqs:
             raise InvalidRequestError(

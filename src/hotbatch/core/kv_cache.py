@@ -15,8 +15,11 @@ from dataclasses import dataclass
 
 from hotbatch.core.block_pool import BlockPool
 from hotbatch.core.config import SchedulerConfig
+from hotbatch.core.cost_model import CostModel
 from hotbatch.core.prefix_cache import PrefixCache, extend_block_keys
-from hotbatch.core.request import Request
+from hotbatch.core.recompute_cost import RecomputeCost
+from hotbatch.core.request import Request, RequestState
+from hotbatch.core.return_order import Ending, ReturnOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +41,46 @@ class Placement:
     copy: tuple[int, int] | None
 
 
-class KvCache:
-    """All KV blocks of one scheduler."""
+class WarmedBlocks(dict[int, int]):
+    """Blocks that were computed before anybody asked for them, each with its place in its
+    prefix; and how many of such were found by a prompt."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    num_found = 0
+    mean_index = 0.0
+
+    def find(self, blocks: Sequence[int]) -> None:
+        """A prompt begins with these blocks; those computed ahead were not in vain."""
+        for block in blocks:
+            index = self.pop(block, None)
+            if index is not None:
+                self.num_found += 1
+                self.mean_index += (index - self.mean_index) / self.num_found
+
+
+class KvCache:
+    """All KV blocks of one scheduler.
+
+    Args:
+        cost_model: prices what is cached, where that decides what is given up.
+    """
+
+    def __init__(self, config: SchedulerConfig, cost_model: CostModel | None = None) -> None:
         self.block_size = config.block_size
         self.enable_prefix_caching = config.enable_prefix_caching
         self.prefix_cache = PrefixCache(config.block_size)
-        self.pool = BlockPool(config.num_blocks, on_reclaim=self.prefix_cache.forget)
+        self.returns: ReturnOrder | None = None
+        if config.prefix_eviction == "return-time" and config.enable_prefix_caching:
+            cost = RecomputeCost(cost_model, config.max_num_batched_tokens)
+            self.returns = ReturnOrder(config.num_blocks, config.block_size, cost)
+        self.warmed = WarmedBlocks()
+        self.pool = BlockPool(config.num_blocks, self._forget, self.returns)
         self.query_tokens = 0
         self.hit_tokens = 0
+
+    def note_time(self, now: float) -> None:
+        """It is `now`, in seconds on the engine's clock."""
+        if self.returns is not None:
+            self.returns.now = now
 
     def place(
         self, request: Request, prompt_owner: Request | None, keep_free: int
@@ -130,12 +163,43 @@ class KvCache:
 
     def release(self, request: Request) -> None:
         """Take all blocks back; what the prefix cache knows stays findable."""
-        self.pool.release(request.block_table)
+        if self.returns is not None and request.state is RequestState.FINISHED:
+            self._release_for_next_turn(self.returns, request)
+        else:
+            self.pool.release(request.block_table)
         request.block_table = ()
         request.capacity = 0
 
-    def index(self, request: Request) -> None:
-        """Make the blocks that are full and committed findable by content."""
+    def _release_for_next_turn(self, returns: ReturnOrder, request: Request) -> None:
+        num_keys = min(len(request.block_keys), request.num_indexed)
+        if num_keys:
+            keys, num_prompt = request.block_keys[:num_keys], request.num_prompt
+            tail = tuple(request.tokens[num_prompt - num_prompt % self.block_size : num_prompt])
+            returns.open(Ending(request.tenant, request.arrival, num_prompt, keys, tail))
+        self.pool.release(request.block_table)
+        returns.close()
+
+    def release_warmed(self, request: Request) -> None:
+        """Take the blocks back of what was computed ahead: they belong to the conversation."""
+        if self.returns is not None:
+            self.returns.reopen(request.block_keys[: request.num_indexed], request.tenant)
+        self.pool.release(request.block_table)
+        request.block_table = ()
+        request.capacity = 0
+        if self.returns is not None:
+            self.returns.close()
+
+    def _forget(self, block: int) -> None:
+        self.prefix_cache.forget(block)
+        if self.warmed:
+            self.warmed.pop(block, None)
+
+    def index(self, request: Request, *, is_ahead: bool = False) -> None:
+        """Make the blocks that are full and committed findable by content.
+
+        Args:
+            is_ahead: nobody has asked for them yet.
+        """
         num_full = request.num_committed // self.block_size
         if num_full <= request.num_indexed or not self.enable_prefix_caching:
             return
@@ -144,6 +208,11 @@ class KvCache:
             block = request.block_table[index]
             if self.prefix_cache.enter(keys[index], block):
                 self.pool.keep(block)
+                if is_ahead:
+                    self.warmed[block] = index
+                if self.returns is not None:
+                    before = self.prefix_cache.block_of(keys[index - 1]) if index else None
+                    self.returns.entered(block, before, index)
         request.num_indexed = num_full
 
     def check_integrity(self, holders: Iterable[Request], held: Sequence[int]) -> None:
@@ -231,6 +300,8 @@ class KvCache:
             request.num_cached = prefix.num_tokens
             self.query_tokens += request.num_prompt
             self.hit_tokens += prefix.num_tokens
+            if self.warmed:
+                self.warmed.find(prefix.shared)
         if prefix.copy_source is None:
             return Placement(None)
         return Placement((prefix.copy_source, own[0]))

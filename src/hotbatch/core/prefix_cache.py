@@ -80,6 +80,9 @@ class PrefixCache:
             blocks.append(block)
         return blocks
 
+    def block_of(self, key: bytes) -> int | None:
+        return self._block_of.get(key)
+
     def enter(self, key: bytes, block: int) -> bool:
         """Make a block findable; False if its content is already indexed elsewhere."""
         if key in self._block_of:

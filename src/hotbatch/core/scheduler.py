@@ -35,8 +35,9 @@ length; waiting requests cost nothing until there is room for them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from heapq import heappop, heappush
-from math import inf
+from math import ceil, inf
 
 from hotbatch.core.batch_share import BatchShare
 from hotbatch.core.config import SchedulerConfig
@@ -61,7 +62,9 @@ from hotbatch.core.request_check import check_request, max_output
 from hotbatch.core.roster import OWED, Roster
 from hotbatch.core.seating import Seating
 from hotbatch.core.service_class import ServiceClass
-from hotbatch.core.speculation import Drafter, EachAlone
+from hotbatch.core.speculation import Account, Drafter, EachAlone
+from hotbatch.core.speculation.ledger import NEXT_TURN
+from hotbatch.core.speculation.warming import KnownPrefix, Warmer
 from hotbatch.core.stats import SchedulerStats
 from hotbatch.core.step import Step
 from hotbatch.core.step_filling import StepFiller
@@ -100,7 +103,7 @@ class Scheduler:
         if policies.fairness:
             weights = config.tenant_weights
             self._counters = [VirtualTokenCounters(weights) for _ in ServiceClass]
-        self._kv = KvCache(config)
+        self._kv = KvCache(config, cost_model)
         seconds_for = prompt_seconds(cost_model, config.max_num_batched_tokens)
         self._roster = Roster(self._counters, seconds_for)
         self._share = BatchShare(config.batch_share)
@@ -130,6 +133,10 @@ class Scheduler:
             self._draft_filler = DraftFiller(
                 config, drafter, self._roster, self._kv, self._preemptor, self._seating
             )
+        self._warmer: Warmer | None = None
+        if config.prefill_ahead and config.enable_prefix_caching:
+            keep_free = ceil(config.watermark * config.num_blocks)
+            self._warmer = Warmer(self._kv, cost_model, config.max_num_batched_tokens, keep_free)
         self._gathering = WaitingQueue()  # of a static batch that is not formed yet
         self._closed_batch: set[Request] = set()  # live members of a static batch
         self._draining: set[Request] = set()  # ended, but a step in flight uses their blocks
@@ -213,6 +220,12 @@ class Scheduler:
                 events.append(self._expiry_event(request))
         return events
 
+    def offer(self, prefix: KnownPrefix, now: float) -> None:
+        """Compute what a next prompt will begin with when there is nothing else to do, if that
+        is wanted at all."""
+        if self._warmer is not None:
+            self._warmer.offer(prefix, now)
+
     @property
     def has_classes(self) -> bool:
         """True if a higher class displaces lower ones."""
@@ -233,6 +246,9 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """Decide the next step; None if there is nothing to compute now."""
         step = Step(self.config.max_num_batched_tokens)
+        self._kv.note_time(now)
+        if self._warmer is not None and self._roster.by_id:
+            self._warmer.interrupt()
         self._preemptor.begin()
         self._seating.begin()
         if self._urgency.lift_aged(self._next_order, now):
@@ -247,7 +263,7 @@ class Scheduler:
         for request in owed:
             self._urgency.settle(request)
         if not step.planned:
-            return None
+            return self._plan_ahead(step, now)
         if self._draft_filler is not None:
             self._draft_filler.fill(step, now)
         return self._close_plan(step)
@@ -270,10 +286,14 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Take in a step's result: new tokens, finished requests, freed and findable blocks."""
+        self._kv.note_time(now)
         step = self._close_step(plan)
         assert result.step_id == plan.step_id, "the result belongs to another plan"
         if self.cost_model is not None and step.features is not None:
             self.cost_model.observe(step.features, result.seconds)
+        if self._warmer is not None and self._warmer.owns(plan):
+            self._warmer.settle(plan, result)
+            return []
         events: list[TokenEvent] = []
         counters = self._counters
         charges: dict[tuple[int, str], int] = {}
@@ -309,6 +329,9 @@ class Scheduler:
         step = self._close_step(plan)
         if self._drafter is not None:
             self._drafter.drop(plan)
+        if self._warmer is not None and self._warmer.owns(plan):
+            self._warmer.drop(plan)
+            return []
         events: list[TokenEvent] = []
         for request in step.requests:
             request.in_flight -= 1
@@ -341,13 +364,22 @@ class Scheduler:
             num_paused=num_paused,
             pauses=self._preemptor.num_pauses,
             expired=self._num_expired,
-            guesses=self._drafter.accounts() if self._drafter is not None else {},
+            guesses=self._accounts(),
+            returns=self._kv.returns.calibration() if self._kv.returns is not None else (),
         )
+
+    def _accounts(self) -> Mapping[str, Account]:
+        """What guesses earned and cost, by their distance."""
+        accounts = self._drafter.accounts() if self._drafter is not None else {}
+        if self._warmer is None:
+            return accounts
+        return {**accounts, NEXT_TURN: self._warmer.account()}
 
     def check_integrity(self) -> None:
         """Assert that no block and no request is lost or in two places."""
         held = [source for step in self._steps.values() for source, _ in step.copies]
-        self._kv.check_integrity([*self._roster.holders, *self._draining], held)
+        ahead = self._warmer.holders if self._warmer is not None else ()
+        self._kv.check_integrity([*self._roster.holders, *self._draining, *ahead], held)
         self._groups.check_integrity()
         self._roster.check_integrity()
         num_placed = len(self._roster.running) + sum(map(len, self._roster.queues))
@@ -363,6 +395,17 @@ class Scheduler:
             assert not len(self._groups), "a group outlived its members"
 
     # Parts of a plan
+
+    def _plan_ahead(self, step: Step, now: float) -> StepPlan | None:
+        """Nothing is to be done, so the step is for what will be."""
+        if self._warmer is None or self._roster.by_id:
+            return None
+        self._warmer.fill(step, now)
+        if not step.planned:
+            return None
+        plan = self._close_plan(step)
+        self._warmer.planned(plan)
+        return plan
 
     def _seat_closed_batch(self, now: float) -> None:
         """Form the next static batch once the last one has ended to its last member.

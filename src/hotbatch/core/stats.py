@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hotbatch.core.speculation.ledger import Account
+from hotbatch.core.speculation.ledger import Account, CalibrationRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,8 @@ class SchedulerStats:
     `blocks_cached` are unreferenced but findable; `blocks_free` are empty; together with
     `blocks_used` they sum to `blocks_total`. `prefix_query_tokens` counts the prompt tokens
     of admitted requests that asked the cache, `prefix_hit_tokens` those it had. `guesses` has
-    what guesses earned and cost, by their distance; empty where nothing is guessed.
+    what guesses earned and cost, by their distance; empty where nothing is guessed. `returns` is
+    how well the chances were told that conversations go on.
     """
 
     num_running: int
@@ -34,6 +35,7 @@ class SchedulerStats:
     pauses: int = 0
     expired: int = 0  # waited longer than the queue's time to live
     guesses: Mapping[str, Account] = field(default_factory=dict)
+    returns: Sequence[CalibrationRow] = ()
 
     @property
     def block_usage(self) -> float:

@@ -28,6 +28,7 @@ from hotbatch.core.plan import FinishReason, StepPlan, StepResult, TokenEvent
 from hotbatch.core.policies import batch_size
 from hotbatch.core.request import Request
 from hotbatch.core.scheduler import Scheduler
+from hotbatch.core.speculation.warming import KnownPrefix
 from hotbatch.core.stats import SchedulerStats
 from hotbatch.core.step_mix import StepMix
 from hotbatch.engine.accounting import Accountant, StepAccount, Totals
@@ -63,7 +64,7 @@ class _Stop:
     deadline: float
 
 
-_Message = Request | _Cancel | _Stop
+_Message = Request | KnownPrefix | _Cancel | _Stop
 
 
 class Engine:
@@ -221,6 +222,16 @@ class Engine:
                 tenant=request.tenant,
             )
             self._inbox.put(request)
+
+    @property
+    def prefills_ahead(self) -> bool:
+        """Is there any use for `offer`?"""
+        return self._scheduler.config.prefill_ahead
+
+    def offer(self, prefix: KnownPrefix) -> None:
+        """Tells what a next prompt will begin with; computed if there is nothing else to do."""
+        if self._is_open:
+            self._inbox.put(prefix)
 
     def cancel(self, request_id: str) -> None:
         """Asks for an end; its last event (ABORT) comes with the next step. Idempotent.
@@ -415,6 +426,8 @@ class Engine:
     def _take(self, message: _Message) -> None:
         if isinstance(message, Request):
             self._add(message)
+        elif isinstance(message, KnownPrefix):
+            self._scheduler.offer(message, self._clock.now())
         elif isinstance(message, _Cancel):
             event = self._scheduler.cancel(message.request_id)
             if event is not None:

@@ -16,12 +16,14 @@ from hotbatch.server.entrance import estimated_tokens
 from hotbatch.server.errors import json_response
 from hotbatch.server.generation import ChunkFrame
 from hotbatch.server.logprobs import LogprobFormatter
+from hotbatch.server.next_turn import AskedTurn
 from hotbatch.server.output import Delta
 from hotbatch.server.parameters import chat_names, chat_params, refuse_unsupported
 from hotbatch.server.prompts import truncated
 from hotbatch.server.schemas import ChatBody, TokenizeBody, parse_body
 from hotbatch.server.service import Job, Service
 from hotbatch.server.urgency import Urgency, echoed_tier, urgency_of
+from hotbatch.text.answer_memory import Owner
 from hotbatch.text.chat_template import check_variables
 
 
@@ -35,8 +37,11 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
     request_id = service.new_id("chatcmpl", body.request_id)
     urgency = urgency_of(http, body)
     with service.entrance.place(urgency, params.n, estimated_tokens(body.messages)):
-        prompt = await chat_prompt(service, body)
+        follows = body.speculate is not False and service.turns.is_active
+        owner = (urgency.tenant, body.cache_salt) if follows else None
+        asked = await asked_turn(service, body, owner)
         num_output = max(params.max_tokens or 1, params.min_tokens)
+        prompt = list(asked.token_ids)
         prompt = truncated(service, prompt, body.truncate_prompt_tokens, num_output)
         await check_connected(http)
         with chat_names(body):
@@ -48,14 +53,22 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
                 cache_salt=body.cache_salt,
                 speculate=body.speculate is not False,
             )
+    if follows and len(prompt) == len(asked.token_ids):
+        for job in jobs:
+            job.output = service.turns.follow(asked, job.output)
     chat = _Chat(service, body, jobs, request_id, urgency)
     if body.stream:
         return await generation.stream(service, http, jobs, chat)
     return json_response(chat.whole(await generation.gather(service, http, jobs)))
 
 
-async def chat_prompt(service: Service, body: ChatBody | TokenizeBody) -> list[int]:
-    """The conversation as token ids, through the model's chat template.
+async def asked_turn(
+    service: Service, body: ChatBody | TokenizeBody, owner: Owner | None = None
+) -> AskedTurn:
+    """The conversation as text and token ids, through the model's chat template.
+
+    Args:
+        owner: who may be given the ids of what he was answered before; None: nobody.
 
     Raises:
         InvalidRequestError: bad messages, tools or template variables.
@@ -70,17 +83,18 @@ async def chat_prompt(service: Service, body: ChatBody | TokenizeBody) -> list[i
             param="continue_final_message",
         )
     opens = body.add_generation_prompt
-    text = await service.render_chat(
-        body.messages,
-        tools=_tools(body),
-        add_generation_prompt=not continues if opens is None else opens,
-        continue_final_message=continues,
+    options = {
+        "tools": _tools(body),
+        "add_generation_prompt": not continues if opens is None else opens,
+        "continue_final_message": continues,
         **variables,
-    )
+    }
+    text = await service.render_chat(body.messages, **options)
     # The template writes the special tokens itself.
-    return await service.tokenize(
-        text, add_special_tokens=bool(body.add_special_tokens), param="messages"
+    token_ids = await service.tokenize(
+        text, add_special_tokens=bool(body.add_special_tokens), param="messages", owner=owner
     )
+    return AskedTurn(owner or ("", None), body.messages or (), options, text, token_ids)
 
 
 def _tools(body: ChatBody | TokenizeBody) -> list[dict[str, Any]] | None:

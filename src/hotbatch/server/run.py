@@ -101,6 +101,8 @@ class ServerSettings(Protocol):
     @property
     def max_queue_wait(self) -> float | None: ...
     @property
+    def splice_answers(self) -> bool: ...
+    @property
     def log_level(self) -> str: ...
     @property
     def otlp_traces_endpoint(self) -> str | None: ...
@@ -132,6 +134,7 @@ def run_server(
                 time_to_live=model.queue_ttl,
             ),
             promised=model.promised,
+            splice_answers=settings.splice_answers,
         ),
         chat_template=model.chat_template,
         eos_token_ids=model.eos_token_ids,

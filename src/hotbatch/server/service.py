@@ -35,10 +35,12 @@ from hotbatch.server.entrance import Entrance
 from hotbatch.server.errors import ModelNotFoundError
 from hotbatch.server.live import LiveFeed
 from hotbatch.server.metrics import ServerMetrics
+from hotbatch.server.next_turn import FollowedOutput, NextTurns
 from hotbatch.server.output import ChoiceOutput
 from hotbatch.server.service_metrics import ServiceMetrics
 from hotbatch.server.urgency import Urgency
 from hotbatch.text import ChatTemplate, Tokenizer
+from hotbatch.text.answer_memory import AnswerMemory, Owner
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -54,7 +56,8 @@ class ServiceConfig:
     """`served_names`: the first is the one shown; clients may ask for any. `max_choices`
     bounds prompts x n of one HTTP request. `generation_defaults` hold sampling settings for
     fields that a request leaves out. `limits` bound the queue; `promised` are the targets by
-    class that the operator set, which the door looks at."""
+    class that the operator set, which the door looks at. `splice_answers`: a chat prompt that
+    repeats an answer gets the ids that it was generated as."""
 
     served_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
@@ -63,6 +66,7 @@ class ServiceConfig:
     generation_defaults: Mapping[str, float] | None = None
     limits: QueueLimits = NO_LIMITS
     promised: Mapping[ServiceClass, LatencyTargets] = field(default_factory=dict)
+    splice_answers: bool = True
 
 
 @dataclass(slots=True)
@@ -72,7 +76,7 @@ class Job:
     index: int
     prompt_ids: list[int]
     stream: EventStream
-    output: ChoiceOutput
+    output: ChoiceOutput | FollowedOutput
 
 
 class Service:
@@ -130,7 +134,7 @@ class Service:
             {"version": self.version, "precision": info.precision, "device": info.device},
             lambda labels: [
                 *service_metrics.families(labels),
-                *speculation_metrics.families(labels, self.engine.stats()),
+                *speculation_metrics.families(labels, self.engine.stats(), self.turns.answers),
                 *account_metrics.families(labels),
             ],
         )
@@ -138,6 +142,14 @@ class Service:
         engine.request_observers += [self.metrics.on_request, service_metrics.on_request]
         # One thread is enough to keep the loop free, and leaves the cores to the model.
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="hotbatch-text")
+        self.turns = NextTurns(
+            engine,
+            tokenizer,
+            chat_template,
+            AnswerMemory(tokenizer) if config.splice_answers else None,
+            self._text_thread,
+            prefills=engine.prefills_ahead,
+        )
 
     # --- checks ---------------------------------------------------------------------------
 
@@ -171,8 +183,11 @@ class Service:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._text_thread, work)
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
-        """`param` is the field that the text came from.
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool, param: str, owner: Owner | None = None
+    ) -> list[int]:
+        """`param` is the field that the text came from; what its `owner` was answered before gets
+        the ids that it was generated as.
 
         Raises:
             ContextLengthError: the text cannot fit whatever its tokens are.
@@ -186,10 +201,15 @@ class Service:
                 f"has {len(text)} characters, which is more in any case. Please shorten it.",
                 param=param,
             )
+        answers = self.turns.answers
+
+        def encode() -> list[int]:
+            if answers is None or owner is None or add_special_tokens:
+                return self.tokenizer.encode(text, add_special_tokens)
+            return answers.encode(text, owner)
+
         try:
-            return await self.off_loop(
-                len(text), lambda: self.tokenizer.encode(text, add_special_tokens)
-            )
+            return await self.off_loop(len(text), encode)
         except InvalidRequestError as error:
             raise InvalidRequestError(f"{param}: {error.message}", param=param) from error
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from hotbatch.core.errors import InvalidRequestError
 from hotbatch.server.bodies import read_body
-from hotbatch.server.chat import chat_prompt
+from hotbatch.server.chat import asked_turn
 from hotbatch.server.errors import json_response
 from hotbatch.server.schemas import DetokenizeBody, TokenizeBody, parse_body
 from hotbatch.server.service import Service
@@ -20,7 +20,7 @@ async def tokenize(service: Service, http: HttpRequest) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("Give either prompt or messages.", param="prompt")
     if body.messages is not None:
-        ids = await chat_prompt(service, body)
+        ids = list((await asked_turn(service, body)).token_ids)
     elif isinstance(body.prompt, str):
         ids = await service.tokenize(
             body.prompt, add_special_tokens=body.add_special_tokens is not False, param="prompt"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-NEXT_TOKENS = "token"  # the distance of drafts, by name
+# The distances of guesses, by name.
+NEXT_TOKENS = "token"
+NEXT_TURN = "turn"
 
 _DECILES = 10
 

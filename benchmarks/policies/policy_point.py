@@ -13,6 +13,8 @@ from policy_variant import Variant
 from policy_workload import Ask, arrival_times, requests
 
 from hotbatch.core import Scheduler, SchedulerConfig, StepPlan, StepResult
+from hotbatch.core.cost_model import CostModel
+from hotbatch.engine.warm_up import warm_up
 from hotbatch.simulator import Outcome, Simulation, TimeOnlyExecutor, UnsteadyStepTime
 
 Observer = Callable[[Simulation, StepPlan, StepResult], None]
@@ -44,12 +46,10 @@ def simulate(
     """Figures of one run; `rate` is requests per second, infinity offers all at once."""
     config = config_of(machine, variant, asked)
     scheduler = Scheduler(config, variant.policies(machine))
-    executor = TimeOnlyExecutor(
-        num_blocks=machine.num_blocks,
-        block_size=machine.block_size,
-        max_model_len=machine.max_model_len,
-        step_time=UnsteadyStepTime(machine.step_time, _SPREAD, seed=seed),
-    )
+    executor = executor_of(machine, seed)
+    if scheduler.cost_model is not None:  # as a server does before it takes anybody in
+        limits = config.max_num_batched_tokens, config.max_num_seqs
+        warm_up_on(executor_of(machine, seed), scheduler.cost_model, limits)
     steps = _Steps()
 
     def watch(plan: StepPlan, result: StepResult) -> None:
@@ -74,6 +74,20 @@ def simulate(
         **steps.figures(),
     }
     return figures
+
+
+def executor_of(machine: Machine, seed: int) -> TimeOnlyExecutor:
+    return TimeOnlyExecutor(
+        num_blocks=machine.num_blocks,
+        block_size=machine.block_size,
+        max_model_len=machine.max_model_len,
+        step_time=UnsteadyStepTime(machine.step_time, _SPREAD, seed=seed),
+    )
+
+
+def warm_up_on(executor: TimeOnlyExecutor, model: CostModel, limits: tuple[int, int]) -> None:
+    max_tokens, max_requests = limits
+    warm_up(executor, model, executor.clock, max_tokens=max_tokens, max_requests=max_requests)
 
 
 def config_of(machine: Machine, variant: Variant, asked: Sequence[Ask]) -> SchedulerConfig:

@@ -66,6 +66,9 @@ class LinearCost:
 
     predict_p95 = predict
 
+    def prompt_seconds(self, start: int, num_tokens: int, most: int) -> float:
+        return 0.001 * (1 + num_tokens)
+
     def largest_chunk(
         self, base: StepFeatures, start: int, num_uncomputed: int, seconds: float
     ) -> int:

@@ -14,6 +14,7 @@ from core_factories import (
 )
 
 from hotbatch.core import FinishReason, Request, RequestState, Scheduler, ServiceClass
+from hotbatch.core.rank import Rank
 
 BATCH, STANDARD, INTERACTIVE = ServiceClass
 
@@ -219,7 +220,7 @@ def test_the_leader_inherits_the_class_of_siblings_that_wait_for_it() -> None:
     leader = add(scheduler, "leader", prompt, group_id="g", service_class=BATCH)  # type: ignore[arg-type]
     run_step(scheduler)
     add(scheduler, "sibling", prompt, group_id="g", service_class=INTERACTIVE)  # type: ignore[arg-type]
-    assert leader.rank == INTERACTIVE
+    assert leader.rank == Rank.INTERACTIVE
     # It is as urgent as what waits for it, so a standard request displaces it no more.
     for index in range(2):
         add(scheduler, f"standard{index}", 8, service_class=STANDARD)
@@ -227,7 +228,7 @@ def test_the_leader_inherits_the_class_of_siblings_that_wait_for_it() -> None:
         plan, _ = run_step(scheduler)
         assert "leader" in sizes(plan)
     assert leader.num_output == 1
-    assert leader.rank == BATCH, "nobody waits for it any more"
+    assert leader.rank == Rank.BATCH, "nobody waits for it any more"
     assert "sibling" in sizes(run_step(scheduler)[0])
 
 
@@ -241,9 +242,9 @@ def test_age_lifts_a_request_by_one_class_and_never_to_the_top() -> None:
     aged = add(scheduler, "aged", service_class=BATCH, max_tokens=1, priority=5)
     add(scheduler, "before", service_class=STANDARD, max_tokens=1)
     run_step(scheduler, now=9.0)
-    assert aged.rank == BATCH
+    assert aged.rank == Rank.BATCH
     run_step(scheduler, now=11.0)
-    assert aged.rank == STANDARD
+    assert aged.rank == Rank.STANDARD
     add(scheduler, "after", service_class=STANDARD, max_tokens=1)
     add(scheduler, "top", service_class=INTERACTIVE, max_tokens=1)
     order = [event.request_id for event in run_to_end(scheduler) if event.finish_reason]
@@ -256,7 +257,7 @@ def test_a_long_queue_of_batch_work_does_not_become_standard_work() -> None:
     requests = [add(scheduler, f"b{index}", service_class=BATCH) for index in range(20)]
     for second in range(30):
         run_step(scheduler, now=float(second))
-    assert sum(request.rank == STANDARD for request in requests) == 1
+    assert sum(request.rank == Rank.STANDARD for request in requests) == 1
 
 
 @pytest.mark.parametrize("seats", [1, 4])

@@ -141,7 +141,7 @@ def prompt(name: str, remaining: int, due: float = inf, order: int = 0) -> Reque
 
 
 def ordered(*prompts: Request, served: dict[str, float] | None = None) -> list[str]:
-    def seconds_for(num_tokens: int) -> float:
+    def seconds_for(start: int, num_tokens: int) -> float:
         return 0.01 * num_tokens
 
     def service_had(request: Request) -> float:
@@ -160,10 +160,13 @@ def test_a_prompt_that_cannot_make_it_lets_those_pass_that_can() -> None:
     assert ordered(prompt("lost", 50, 1.4), prompt("fine", 50, 2.0)) == ["fine", "lost"]
 
 
-def test_tenants_that_were_served_less_go_first() -> None:
-    pair = (prompt("rich", 5, 3.0), prompt("poor", 50, 4.0))
+def test_where_nothing_is_due_tenants_that_were_served_less_go_first() -> None:
+    pair = (prompt("rich", 5), prompt("poor", 50))
     assert ordered(*pair) == ["rich", "poor"]
     assert ordered(*pair, served={"rich": 2.0}) == ["poor", "rich"]
+    # They took turns when they got their seats; now it is what is due that counts.
+    due = (prompt("rich", 5, 3.0), prompt("poor", 50, 4.0))
+    assert ordered(*due, served={"rich": 2.0}) == ["rich", "poor"]
 
 
 @pytest.mark.parametrize(
@@ -182,6 +185,12 @@ def test_each_prompt_is_sure_of_a_share(
     num_tokens: int, wanted: list[int], shares: list[int]
 ) -> None:
     assert share_out(num_tokens, wanted) == shares
+
+
+def test_who_was_promised_a_moment_leaves_the_step_to_those_that_are_due_before() -> None:
+    assert share_out(100, [500, 500, 500], [True, True, True]) == [98, 1, 1]
+    assert share_out(100, [500, 500, 500], [True, False, True]) == [87, 12, 1]
+    assert share_out(100, [10, 500, 500], [True, True, True]) == [10, 89, 1]
 
 
 def test_one_long_prompt_does_not_hold_the_budget() -> None:  # vllm#10235, sglang#34623
@@ -219,9 +228,12 @@ def test_newcomers_whose_moment_has_passed_let_those_pass_that_can_be_served_in_
     assert order == ["new0", "new1", "old0", "old1", "old2"]
 
 
-def test_those_that_are_late_are_not_passed_for_ever() -> None:
+def test_one_that_is_late_is_lifted_by_its_age() -> None:
     scheduler = full_scheduler(
-        cost_model=LinearCost(), max_num_seqs=1, targets={STANDARD: LatencyTargets(ttft=1.0)}
+        cost_model=LinearCost(),
+        max_num_seqs=1,
+        ageing=12.0,
+        targets={STANDARD: LatencyTargets(ttft=1.0)},
     )
     scheduler.add(make_request("late", 2, max_tokens=1, arrival=0.0))
     for step in range(40):
@@ -230,7 +242,7 @@ def test_those_that_are_late_are_not_passed_for_ever() -> None:
         scheduler.add(make_request(f"too{step}", 2, max_tokens=1, arrival=now))
         if "late" in run_step(scheduler, now=now)[1]:
             break
-    assert 10 <= step <= 16
+    assert step < 20, "age brings it back among those that are in time"
 
 
 def test_a_request_s_own_targets_go_before_those_of_its_class() -> None:

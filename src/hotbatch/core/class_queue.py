@@ -3,25 +3,21 @@
 First come those who had one already and lost it, oldest first: they hold KV, or are owed a
 recomputation, and everybody behind them came later. Then the newcomers: of the tenants that
 have some, the one that was served least (virtual token counters), and its requests in the
-order of the policy's key. Where a promise was made, newcomers whose first token cannot come in
-time any more let those pass that still can be served as promised, but one in sixteen seats is
-theirs, and all that nobody else wants. Who was lifted into the class because it had waited too
-long goes before all newcomers that came after that moment, whatever their tenant or key.
+order of the policy's key. Who was lifted into the class because it had waited too long goes
+before all newcomers that came after that moment, whatever their tenant or key.
 
 Cost: logarithmic in the tenants and, as sorted lists are, a move of pointers in the requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
 from itertools import chain
-from math import inf
 
 from hotbatch.core.fairness import VirtualTokenCounters
 from hotbatch.core.request import Request, RequestState
 from hotbatch.core.waiting_queue import WaitingQueue
-
-_LATE_TURNS = 16
 
 
 class ClassQueue:
@@ -29,26 +25,20 @@ class ClassQueue:
 
     Args:
         counters: of the class's tenants; without them, everybody is one tenant.
-        seconds_for: how long a prompt of so many tokens will take.
     """
 
-    def __init__(
-        self, counters: VirtualTokenCounters | None, seconds_for: Callable[[int], float]
-    ) -> None:
+    def __init__(self, counters: VirtualTokenCounters | None) -> None:
         self._counters = counters
-        self._seconds_for = seconds_for
         self._returning = WaitingQueue()
         self._newcomers: dict[str, WaitingQueue] = {}  # by tenant; none is empty
-        self._late = WaitingQueue()
         self._lifted = WaitingQueue()
         self._num_newcomers = 0
-        self._turn = 0  # newcomers seated, to give the late ones their turn
 
     def __len__(self) -> int:
-        return len(self._returning) + self._num_newcomers + len(self._late) + len(self._lifted)
+        return len(self._returning) + self._num_newcomers + len(self._lifted)
 
     def __iter__(self) -> Iterator[Request]:
-        return chain(self._returning, *self._newcomers.values(), self._late, self._lifted)
+        return chain(self._returning, *self._newcomers.values(), self._lifted)
 
     @property
     def has_lifted(self) -> bool:
@@ -72,41 +62,55 @@ class ClassQueue:
         else:
             queue.remove(request)
 
-    def take(self, request: Request) -> None:
-        """Take out a request that gets a seat."""
-        if request.state is RequestState.WAITING:
-            self._turn += 1
-        self.remove(request)
-
-    def first(self, now: float) -> Request | None:
+    def first(self) -> Request | None:
         """Who is to be seated next; siblings whose prompt is being computed let others pass."""
         request = _first_free(self._returning)
         if request is not None:
             return request
-        if self._num_newcomers:
-            self._set_late_aside(now)
-        if self._late and self._turn % _LATE_TURNS == _LATE_TURNS - 1:
-            request = _first_free(self._late)
-        request = request or self._first_newcomer()
+        request = self._first_newcomer()
         lifted = _first_free(self._lifted)
         if lifted is not None and (request is None or lifted.queue_key[0] < request.order):
             return lifted
-        return request or _first_free(self._late)
+        return request
+
+    def upcoming(self, count: int) -> list[Request]:
+        """The next newcomers, at most `count`, in the order in which tenants would take turns if
+        nothing but their prompts were charged."""
+        counters = self._counters
+        if counters is None or len(self._newcomers) < 2:
+            return [request for queue in self._newcomers.values() for request in queue.head(count)]
+        # Each entry: what the tenant will have been served by then, and its next request.
+        heads = [
+            (counters.counter(tenant), self._newcomers[tenant][0].order, 0, tenant)
+            for tenant in counters.next_few(count)
+        ]
+        heapify(heads)
+        result: list[Request] = []
+        while heads and len(result) < count:
+            served, _, index, tenant = heads[0]
+            queue = self._newcomers[tenant]
+            request = queue[index]
+            result.append(request)
+            if index + 1 == len(queue):
+                heappop(heads)
+                continue
+            served += counters.price(tenant, num_prompt=request.num_prompt)
+            heapreplace(heads, (served, queue[index + 1].order, index + 1, tenant))
+        return result
+
+    def oldest_returning(self) -> Request | None:
+        return self._returning[0] if self._returning else None
 
     def oldest_newcomer(self) -> Request | None:
         """The one that has waited longest; linear in the tenants."""
-        heads = [queue[0] for queue in self._newcomers.values()]
-        if self._late:
-            heads.append(self._late[0])
+        heads = (queue[0] for queue in self._newcomers.values())
         return min(heads, key=lambda request: request.arrival, default=None)
 
     def _special(self, request: Request) -> WaitingQueue | None:
         """The queue of those who do not stand in their tenant's."""
         if request.state is not RequestState.WAITING:
             return self._returning
-        if request.is_lifted:
-            return self._lifted
-        return self._late if request.is_late else None
+        return self._lifted if request.is_lifted else None
 
     def _push_newcomer(self, request: Request) -> None:
         tenant = self._tenant(request)
@@ -150,16 +154,6 @@ class ClassQueue:
         tenant = self._counters.smallest()
         assert tenant is not None, "newcomers wait, yet no tenant does"
         return tenant
-
-    def _set_late_aside(self, now: float) -> None:
-        """Move newcomers at the head whose moment has passed out of the way."""
-        while self._num_newcomers:
-            head = self._newcomers[self._next_tenant()][0]
-            if head.due == inf or now + self._seconds_for(head.num_prompt) <= head.due:
-                return
-            self._remove_newcomer(head)
-            head.is_late = True
-            self._late.push(head)
 
     def _tenant(self, request: Request) -> str:
         return "" if self._counters is None else request.tenant

@@ -173,6 +173,17 @@ class CostModel:
         """Seconds that 19 of 20 such steps keep, going by the recent ones."""
         return self.predict(features) * self._tails[features.num_tokens != features.num_sampled]
 
+    def prompt_seconds(self, start: int, num_tokens: int, most: int) -> float:
+        """Seconds to compute `num_tokens` tokens of a prompt from position `start` on, in steps
+        of at most `most` tokens that it has to itself."""
+        size = max(1, min(num_tokens, most))
+        count = num_tokens / size
+        chunk = StepFeatures().plus_chunk(0, size)
+        longer = start + (num_tokens - size) / 2.0  # mean context before a chunk
+        seconds = self._prices.of(chunk)
+        seconds += longer * (self._prices.context + size * self._prices.attended)
+        return max(_LEAST, count * seconds)
+
     def largest_chunk(
         self, base: StepFeatures, start: int, num_uncomputed: int, seconds: float
     ) -> int:

@@ -87,9 +87,13 @@ class VirtualTokenCounters:
 
     def charge(self, tenant: str, num_prompt: int = 0, num_output: int = 0) -> None:
         """Book service that the tenant got, in tokens, whether or not it has work waiting."""
-        price = self._prompt_price * num_prompt + self._output_price * num_output
         counter = self._counters.get(tenant, self._floor)
-        self._counters[tenant] = counter + price / self._weights.get(tenant, 1.0)
+        self._counters[tenant] = counter + self.price(tenant, num_prompt, num_output)
+
+    def price(self, tenant: str, num_prompt: int = 0, num_output: int = 0) -> float:
+        """What so many tokens add to the tenant's counter."""
+        price = self._prompt_price * num_prompt + self._output_price * num_output
+        return price / self._weights.get(tenant, 1.0)
 
     def counter(self, tenant: str) -> float:
         """Weighted service of the tenant; one that is not known has that of a newcomer."""
@@ -109,6 +113,25 @@ class VirtualTokenCounters:
                 return tenant
             heapreplace(heap, (actual, arrival, tenant))
         return None
+
+    def next_few(self, count: int) -> list[str]:
+        """At most `count` tenants that wait, roughly those to serve next: where a counter has
+        grown since its entry was made, the tenant may stand too far in front. The cost is that
+        of looking at a few entries, however many tenants there are."""
+        heap = self._heap
+        found: list[str] = []
+        # From the top of the heap down, the smaller entries first.
+        frontier = [(heap[0], 0)] if heap else []
+        for _ in range(4 * count):
+            if not frontier or len(found) == count:
+                break
+            (_, arrival, tenant), place = heappop(frontier)
+            if self._arrived.get(tenant) == arrival:
+                found.append(tenant)
+            for child in (2 * place + 1, 2 * place + 2):
+                if child < len(heap):
+                    heappush(frontier, (heap[child], child))
+        return found
 
     def lead(self, tenant: str) -> float:
         """How far the tenant's counter is above the smallest of those that wait: what a policy

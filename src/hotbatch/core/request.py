@@ -92,7 +92,6 @@ class Request:
         "group",
         "group_id",
         "in_flight",
-        "is_late",
         "is_lifted",
         "max_output",
         "needs_history",
@@ -164,11 +163,12 @@ class Request:
         self.state = RequestState.WAITING
         self.order = -1  # place in the order of arrival, given by the scheduler
         self.queue_key: tuple[float, ...] = ()  # place in the queue it stands in
-        self.base_rank = int(service_class)  # class it competes in: its own, or lifted by age
+        self.base_rank = (
+            0  # what it competes as: its class, or lifted by age, or late; set on arrival
+        )
         self.rank = self.base_rank  # the same, or what it inherits or is owed for a while
         self.promised = targets  # its own targets, else those of its class; set on arrival
         self.due = inf  # when its next token is due, in seconds on the engine's clock
-        self.is_late = False  # waits, and its first token cannot come in time any more
         self.is_lifted = False  # waits, and its age has lifted it into a higher class
         self.account: tuple[int, str] = (0, "")  # (class, tenant) that pays for its tokens
         self.max_output = 0  # params.max_tokens, or what the context leaves; set on arrival

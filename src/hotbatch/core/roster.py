@@ -4,26 +4,29 @@ Either it has a seat (`running`, the most senior first: highest class, then orde
 or it stands in the queue of its class. What a request's rank is, and when it moves, is decided
 elsewhere; here the lists stay in step with the states.
 
-Ranks are those of the service classes, and one above them for the request of the batch class
-that is owed its share.
+Ranks are those of the service classes and two more (`rank`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from hotbatch.core.class_queue import ClassQueue
 from hotbatch.core.fairness import VirtualTokenCounters
+from hotbatch.core.rank import Rank, class_of_rank
 from hotbatch.core.request import Request, RequestEvent, RequestState
-from hotbatch.core.service_class import ServiceClass
-
-OWED = max(ServiceClass) + 1  # the rank of a request that is owed its share now
-RANKS = tuple(range(OWED, -1, -1))  # from the highest to the lowest
 
 
 def seniority(request: Request) -> tuple[int, int]:
     return (-request.rank, request.order)
+
+
+def _counters_of(
+    rank: Rank, counters: Sequence[VirtualTokenCounters] | None
+) -> VirtualTokenCounters | None:
+    service_class = class_of_rank(rank)
+    return None if counters is None or service_class is None else counters[service_class]
 
 
 class Roster:
@@ -31,21 +34,16 @@ class Roster:
 
     Args:
         counters: of the tenants of each class, if they are to be served fairly.
-        seconds_for: how long a prompt of so many tokens will take.
     """
 
     def __init__(
         self,
         counters: Sequence[VirtualTokenCounters] | None,
-        seconds_for: Callable[[int], float],
     ) -> None:
         self.by_id: dict[str, Request] = {}
         self.running: list[Request] = []
         self.paused: dict[Request, None] = {}  # a set in order; they stand in a queue as well
-        self.queues = [
-            ClassQueue(None if counters is None or rank >= OWED else counters[rank], seconds_for)
-            for rank in reversed(RANKS)
-        ]
+        self.queues = [ClassQueue(_counters_of(rank, counters)) for rank in Rank]
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -65,7 +63,7 @@ class Roster:
 
     def seat(self, request: Request) -> None:
         """Give a queued request a seat. Its blocks are its own affair."""
-        self.queues[request.rank].take(request)
+        self.queues[request.rank].remove(request)
         if request.state is RequestState.PAUSED:
             del self.paused[request]
             request.apply(RequestEvent.RESUME)
@@ -104,16 +102,19 @@ class Roster:
             request for request in self.running if request.state is RequestState.RUNNING
         ]
 
-    def set_rank(self, request: Request, rank: int) -> None:
+    def set_rank(self, request: Request, rank: int, key: tuple[float, ...] | None = None) -> None:
+        """Move a request to another rank; `key` is its new place among newcomers, if it is one."""
         if rank == request.rank:
             return
         if request.state is RequestState.RUNNING:
             self._unseat(request)
-            request.rank = rank
+            request.rank = int(rank)
             insort(self.running, request, key=seniority)
         else:
             self.queues[request.rank].remove(request)
-            request.rank = rank
+            request.rank = int(rank)
+            if key is not None:
+                request.queue_key = key
             self.queues[rank].push(request)
 
     def _unseat(self, request: Request) -> None:

@@ -57,9 +57,10 @@ from hotbatch.core.plan import (
 )
 from hotbatch.core.policies import Policies, batch_start, seats_to_fill
 from hotbatch.core.preemption import Preemptor
+from hotbatch.core.rank import Rank
 from hotbatch.core.request import Request, RequestEvent, RequestState
 from hotbatch.core.request_check import check_request, max_output
-from hotbatch.core.roster import OWED, Roster
+from hotbatch.core.roster import Roster
 from hotbatch.core.seating import Seating
 from hotbatch.core.service_class import ServiceClass
 from hotbatch.core.speculation import Account, Drafter, EachAlone
@@ -105,7 +106,7 @@ class Scheduler:
             self._counters = [VirtualTokenCounters(weights) for _ in ServiceClass]
         self._kv = KvCache(config, cost_model)
         seconds_for = prompt_seconds(cost_model, config.max_num_batched_tokens)
-        self._roster = Roster(self._counters, seconds_for)
+        self._roster = Roster(self._counters)
         self._share = BatchShare(config.batch_share)
         self._preemptor = Preemptor(self._roster, self._kv, policies, self._share.chosen)
         self._seating = Seating(
@@ -320,8 +321,8 @@ class Scheduler:
         if self._drafter is not None:
             self._drafter.settle(plan, result)
         if counters is not None:
-            for (rank, tenant), num_output in charges.items():
-                counters[rank].charge(tenant, num_output=num_output)
+            for (service_class, tenant), num_output in charges.items():
+                counters[service_class].charge(tenant, num_output=num_output)
         return events
 
     def fail(self, plan: StepPlan, message: str) -> list[TokenEvent]:
@@ -388,7 +389,7 @@ class Scheduler:
         assert self._closed_batch <= live, "a finished request keeps a batch open"
         assert self._share.chosen.keys() <= live, "a finished request takes the batch's share"
         for request in live:
-            assert request.rank < OWED, f"{request!r} is owed something for ever"
+            assert request.rank < Rank.OWED, f"{request!r} is owed something for ever"
         for request in self._draining:
             assert request.in_flight > 0, f"{request!r} keeps its blocks for no step"
         if not live:
@@ -524,8 +525,7 @@ class Scheduler:
     def _note_first_token(self, request: Request, now: float) -> None:
         request.first_token_at = now
         request.due = inf
-        if request.rank != request.base_rank:
-            self._urgency.settle(request)  # nobody waits for its prompt any more
+        self._urgency.note_first_token(request)
 
     def _event(self, request: Request, error: str | None = None) -> TokenEvent:
         return TokenEvent(

@@ -89,7 +89,7 @@ class Seating:
         queue = self._roster.queues[request.rank]
         if (
             self.is_blocked
-            or queue.first(now) is not request
+            or queue.first() is not request
             or not self._preemptor.may_admit(request.rank)
         ):
             return False
@@ -109,7 +109,7 @@ class Seating:
         if not self._preemptor.may_admit(rank):
             self.is_blocked = True
             return None
-        request = queue.first(now)
+        request = queue.first()
         if request is not None and request.state is RequestState.PAUSED:
             self.is_blocked = True  # `resume` found no blocks for it
             return None
@@ -121,9 +121,9 @@ class Seating:
             self.is_blocked = True
             return False
         if request.state is RequestState.WAITING and self._counters is not None:
-            rank, tenant = request.account
+            service_class, tenant = request.account
             num_prompt = len(request.tokens) - request.num_computed
-            self._counters[rank].charge(tenant, num_prompt=num_prompt)
+            self._counters[service_class].charge(tenant, num_prompt=num_prompt)
         self._take_seat(request)
         if request.group is not None:
             request.group.lead(request)

@@ -1,8 +1,9 @@
 """How the prompts that are in flight share the tokens of a step.
 
-The first in order takes most, so that it ends soon; but each behind it is sure of a part of a
-quarter of the step, so that a long prompt neither holds the budget alone nor waits for ever
-behind short ones. What somebody does not need goes to the first in order again.
+The first in order takes most, so that it ends soon. Those behind it that were promised a moment
+wait for theirs, one token a step. Each that was not is sure of a part of a quarter of the step,
+so that a long prompt neither holds the budget alone nor waits for ever behind short ones. What
+somebody does not need goes to the first in order again.
 """
 
 from __future__ import annotations
@@ -12,24 +13,31 @@ from math import inf
 
 from hotbatch.core.request import Request
 
-_SURE = 4  # a quarter of the step is shared by all but the first
+_SURE = 4  # a quarter of the step is shared by those that were promised nothing
 
 
-def share_out(num_tokens: int, wanted: Sequence[int]) -> list[int]:
+def share_out(
+    num_tokens: int, wanted: Sequence[int], is_promised: Sequence[bool] | None = None
+) -> list[int]:
     """Tokens for each prompt.
 
     Args:
         num_tokens: what there is to share.
         wanted: what each prompt could use, the most urgent first.
+        is_promised: of each, whether its first token is due at some moment; by default, none.
     """
     others = len(wanted) - 1
     sure = max(1, num_tokens // _SURE // others) if others > 0 else 0
+    parts = [1 if promised else sure for promised in is_promised or [False] * len(wanted)]
+    reserved = sum(parts[1:])
     shares = []
     left = num_tokens
     for index, size in enumerate(wanted):
-        share = min(size, max(0, left - sure * (others - index)))
+        share = min(size, max(0, left - reserved))
         shares.append(share)
         left -= share
+        if index + 1 < len(parts):
+            reserved -= parts[index + 1]
     for index, size in enumerate(wanted):
         more = min(size - shares[index], left)
         shares[index] += more
@@ -40,26 +48,28 @@ def share_out(num_tokens: int, wanted: Sequence[int]) -> list[int]:
 def by_deadline(
     prompts: Sequence[Request],
     now: float,
-    seconds_for: Callable[[int], float],
+    seconds_for: Callable[[int, int], float],
     service_had: Callable[[Request], float],
 ) -> list[Request]:
-    """The order in which prompts are computed.
+    """The order in which prompts are computed: the nearest deadline first, but those last that
+    cannot keep theirs; where nothing was promised, the tenant that was served least. Among
+    equals it is the least remaining work.
 
-    Those that can still keep their deadline come first: of the tenants that were served least,
-    the nearest deadline before others. Then come the rest. Among equals, and where nothing was
-    promised, it is the least remaining work.
+    The deadline comes first because tenants take turns when seats are given, and whoever has
+    one was charged for its prompt already.
 
     Args:
-        seconds_for: predicted time for a number of prompt tokens.
+        seconds_for: predicted time, by position of the first, for a number of prompt tokens.
         service_had: how much the request's tenant was served, coarsely.
     """
     if len(prompts) < 2:
         return list(prompts)
 
     def urgency(request: Request) -> tuple[bool, float, float, int, int]:
-        remaining = len(request.tokens) - request.num_computed
-        is_lost = request.due < inf and now + seconds_for(remaining) > request.due
-        due = 0.0 if is_lost else request.due
-        return (is_lost, service_had(request), due, remaining, request.order)
+        due, start = request.due, request.num_computed
+        remaining = len(request.tokens) - start
+        is_lost = due < inf and now + seconds_for(start, remaining) > due
+        tenant = service_had(request) if due == inf else 0.0
+        return (is_lost, 0.0 if is_lost else due, tenant, remaining, request.order)
 
     return sorted(prompts, key=urgency)

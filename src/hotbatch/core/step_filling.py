@@ -8,17 +8,19 @@ a policy sizes each in order of arrival.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from hotbatch.core.batch_share import BatchShare
 from hotbatch.core.cost_model import CostModel
 from hotbatch.core.fairness import VirtualTokenCounters
 from hotbatch.core.kv_cache import KvCache
+from hotbatch.core.lateness import Lateness
 from hotbatch.core.policies import Policies
 from hotbatch.core.preemption import Preemptor
+from hotbatch.core.rank import DESCENDING, Rank
 from hotbatch.core.request import Request, RequestState
-from hotbatch.core.roster import OWED, RANKS, Roster
+from hotbatch.core.roster import Roster
 from hotbatch.core.seating import Seating
-from hotbatch.core.service_class import ServiceClass
 from hotbatch.core.shares import by_deadline, share_out
 from hotbatch.core.step import Step
 from hotbatch.core.step_time import StepClock
@@ -42,7 +44,7 @@ class StepFiller:
         share: BatchShare,
         model: CostModel | None,
         counters: list[VirtualTokenCounters] | None,
-        seconds_for: Callable[[int], float],
+        seconds_for: Callable[[int, int], float],
         max_tokens: int,
     ) -> None:
         self._max_tokens = max_tokens
@@ -56,28 +58,33 @@ class StepFiller:
         self._model = model
         self._counters = counters
         self._seconds_for = seconds_for
+        self._lateness: Lateness | None = None
+        if policies.deadlines and model is not None:
+            self._lateness = Lateness(roster, seconds_for, model)
         self._skipped: frozenset[Request] = frozenset()  # decodes left out of the last step
 
     def fill(self, step: Step, owed: dict[Request, int], now: float) -> None:
-        decodes: list[list[Request]] = [[] for _ in RANKS]
-        prompts: list[list[Request]] = [[] for _ in RANKS]
+        decodes: list[list[Request]] = [[] for _ in Rank]
+        prompts: list[list[Request]] = [[] for _ in Rank]
         for request in self._roster.running:
             num_uncomputed = len(request.tokens) - request.num_computed
             if num_uncomputed == 1:
                 decodes[request.rank].append(request)
             elif num_uncomputed > 1:
                 prompts[request.rank].append(request)
+        if self._lateness is not None:
+            self._lateness.review(prompts, now)
         clock = self._clock(decodes, prompts, now)
         counted = 0
         num_batch = 0
         num_lower = sum(map(len, decodes))
-        for rank in RANKS:
+        for rank in DESCENDING:
             num_lower -= len(decodes[rank])
             if not (decodes[rank] or prompts[rank] or len(self._roster.queues[rank])):
                 continue
-            most = sum(owed.values()) if rank == OWED else step.budget
+            most = sum(owed.values()) if rank == Rank.OWED else step.budget
             self._fill_rank(step, rank, decodes[rank], prompts[rank], num_lower, most, clock, now)
-            if rank in (OWED, ServiceClass.BATCH):
+            if rank in (Rank.OWED, Rank.BATCH):
                 num_batch += step.num_tokens - counted
             counted = step.num_tokens
         if self._policies.classes:
@@ -102,9 +109,9 @@ class StepFiller:
 
     def _has_batch_work(self) -> bool:
         running = self._roster.running
-        if running and (running[-1].rank == ServiceClass.BATCH or running[0].rank == OWED):
+        if running and (running[-1].rank == Rank.BATCH or running[0].rank == Rank.OWED):
             return True
-        return len(self._roster.queues[ServiceClass.BATCH]) > 0
+        return len(self._roster.queues[Rank.BATCH]) > 0
 
     def _fill_rank(
         self,
@@ -202,12 +209,14 @@ class StepFiller:
             room = min(room, clock.tokens_for(rank, start, most, gently=gently)) if most > 0 else 0
         if room <= 0:
             return
+        promised = [request.due < inf for request in prompts]
         for_newcomers = 0
         if newcomer is not None:
-            for_newcomers = share_out(room, [*wanted, room])[-1]
+            every = [*promised, newcomer.due < inf]
+            for_newcomers = share_out(room, [*wanted, room], every)[-1]
         admitted = self._admit(step, rank, newcomer, for_newcomers, len(prompts), now)
         left = room - sum(size for _, size in admitted)
-        shares = [*zip(prompts, share_out(left, wanted), strict=True), *admitted]
+        shares = [*zip(prompts, share_out(left, wanted, promised), strict=True), *admitted]
         for request, size in shares:
             if size > 0:
                 if clock is not None:
@@ -242,8 +251,8 @@ class StepFiller:
         """What the tenant was served, coarsely: small leads do not overrule deadlines."""
         if self._counters is None:
             return 0.0
-        rank, tenant = request.account
-        return self._counters[rank].counter(tenant) // _LEAD
+        service_class, tenant = request.account
+        return self._counters[service_class].counter(tenant) // _LEAD
 
     def move_somebody(self, step: Step, now: float) -> None:
         """Nothing was planned and nothing is in flight: let one go on, whatever it takes.
@@ -257,8 +266,8 @@ class StepFiller:
                 self._kv.grow(request, len(request.tokens))
                 step.enter_chunk(request, min(num_uncomputed, step.budget))
                 return
-        for rank in RANKS:
-            first = self._roster.queues[rank].first(now)
+        for rank in DESCENDING:
+            first = self._roster.queues[rank].first()
             if first is not None:
                 self._clear_for(first)
                 self._seating.place_first(first, step)

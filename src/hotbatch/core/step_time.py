@@ -19,9 +19,8 @@ from collections.abc import Callable, Collection, Sequence
 from math import inf
 
 from hotbatch.core.cost_model import CostModel, StepFeatures
+from hotbatch.core.rank import Rank
 from hotbatch.core.request import Request
-from hotbatch.core.roster import OWED
-from hotbatch.core.service_class import ServiceClass
 
 _STRETCH = 2.25  # of a step without prompts: its decodes wait no longer, 19 times of 20
 _LONE_STRETCH = 2.0  # times that, where four prompts wait for each one that decodes
@@ -32,21 +31,19 @@ _SHARING = 1.5  # times the time alone that a prompt takes in steps with others
 _VIGILANCE = 30.0  # seconds for which an arrival is a sign that more will come
 
 
-def prompt_seconds(model: CostModel | None, max_tokens: int) -> Callable[[int], float]:
-    """A function from a prompt's tokens to the predicted seconds until they are computed, from
-    the first step on. Alone they would take less, but a prompt shares its steps.
+def prompt_seconds(model: CostModel | None, max_tokens: int) -> Callable[[int, int], float]:
+    """A function from the position of a prompt's first token and their number to the predicted
+    seconds until they are computed. Alone they would take less, but a prompt shares its steps.
 
     Args:
         model: until it is trained, the answer is 0: nothing is known to be late.
         max_tokens: of a step.
     """
 
-    def seconds_for(num_tokens: int) -> float:
+    def seconds_for(start: int, num_tokens: int) -> float:
         if model is None or not model.is_trained:
             return 0.0
-        size = max(1, min(num_tokens, max_tokens))
-        alone = model.predict(StepFeatures().plus_chunk(0, size, 1))
-        return _SHARING * alone * num_tokens / size
+        return _SHARING * model.prompt_seconds(start, num_tokens, max_tokens)
 
     return seconds_for
 
@@ -76,7 +73,7 @@ class StepClock:
         self._last_arrival = last_arrival
         self._now = now
         self._num_prompts = num_prompts
-        self._is_felt = any(decodes[ServiceClass.BATCH + 1 :])
+        self._is_felt = any(decodes[Rank.LATE + 1 :])
         num_decodes = context = 0
         due = inf
         for requests in decodes:
@@ -141,7 +138,7 @@ class StepClock:
         first, then whoever has most time; nobody twice in a row."""
         with_time = [
             request
-            for requests in decodes[:OWED]
+            for requests in decodes[: Rank.OWED]
             for request in requests
             if request.due - self._now > 2.0 * self._slack and request not in spared
         ]

@@ -1,6 +1,6 @@
 """What a request competes as: its class, and what lifts it for a while.
 
-Three things lift a request above its class. Age does, by one class and never to the top.
+Three things lift a request above its class, or back up to it. Age does, never to the top.
 Siblings do that wait for the prompt it computes: it is as urgent as they are. And what the
 batch class is owed does, for one step (`batch_share`).
 """
@@ -12,12 +12,14 @@ from math import inf
 from hotbatch.core.batch_share import BatchShare
 from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.policies import Policies
-from hotbatch.core.request import Request
-from hotbatch.core.roster import OWED, RANKS, Roster
+from hotbatch.core.rank import RANK_OF, Rank
+from hotbatch.core.request import Request, RequestState
+from hotbatch.core.roster import Roster
 from hotbatch.core.service_class import ServiceClass
 
 _AGEING_INTERVAL = 0.5  # seconds between two looks at who has waited too long
-_SINGLE_CLASS = int(ServiceClass.STANDARD)  # everybody's, where classes are switched off
+_RETURNING = 20  # times the ageing after which a late one goes on that had lost its seat
+_SINGLE_CLASS = ServiceClass.STANDARD  # everybody's, where classes are switched off
 
 
 class Urgency:
@@ -32,13 +34,14 @@ class Urgency:
         self._roster = roster
         self._share = share
         self._next_ageing = -inf
-        self.last_arrival = [-inf] * len(RANKS)  # by rank: when somebody of it came last
+        self._lifted: Request | None = None  # the last that was late and without its seat
+        self.last_arrival = [-inf] * len(Rank)  # by rank: when somebody of it came last
 
     def classify(self, request: Request) -> None:
         """Settle what it competes as, what it was promised, and who pays for it."""
-        rank = int(request.service_class) if self._classes else _SINGLE_CLASS
-        request.base_rank = request.rank = rank
-        request.account = (rank, request.tenant)
+        service_class = request.service_class if self._classes else _SINGLE_CLASS
+        rank = request.base_rank = request.rank = int(RANK_OF[service_class])
+        request.account = (int(service_class), request.tenant)
         self.last_arrival[rank] = max(self.last_arrival[rank], request.arrival)
         if self._deadlines:
             promised = self._config.targets_of(request.service_class, request.targets)
@@ -54,10 +57,11 @@ class Urgency:
             self._roster.set_rank(leader, rank)
 
     def lift_aged(self, next_order: int, now: float) -> bool:
-        """Let the request of the batch class that has waited longest compete one class higher.
+        """Let whoever has waited longest, of the batch class and of those that are late, compete
+        as a standard request.
 
-        One at a time waits there, behind those that came before it was lifted: a long queue of
-        batch work must not become a long queue of standard work by waiting.
+        One newcomer at a time waits there, behind those that came before it was lifted: a long
+        queue of batch work must not become a long queue of standard work by waiting.
 
         Args:
             next_order: what the next arrival would get; it is used up if somebody is lifted.
@@ -69,19 +73,34 @@ class Urgency:
         if ageing is None or not self._classes or now < self._next_ageing:
             return False
         self._next_ageing = now + min(_AGEING_INTERVAL, ageing)
-        lower, upper = self._roster.queues[ServiceClass.BATCH : ServiceClass.STANDARD + 1]
+        queues = self._roster.queues
+        self._lift_returning(queues[Rank.LATE].oldest_returning(), now - _RETURNING * ageing)
+        upper = queues[Rank.STANDARD]
         if upper.has_lifted:
             return False
-        request = lower.oldest_newcomer()
+        oldest = (queues[rank].oldest_newcomer() for rank in (Rank.LATE, Rank.BATCH))
+        request = min(filter(None, oldest), key=lambda one: one.arrival, default=None)
         if request is None or now - request.arrival < ageing:
             return False
-        lower.remove(request)
+        queues[request.rank].remove(request)
         request.is_lifted = True
-        request.base_rank = request.rank = int(ServiceClass.STANDARD)
-        request.account = (request.rank, request.tenant)
+        request.base_rank = request.rank = int(Rank.STANDARD)
+        if request.service_class is ServiceClass.BATCH:
+            request.account = (int(ServiceClass.STANDARD), request.tenant)
         request.queue_key = (next_order,)
         upper.push(request)
         return True
+
+    def _lift_returning(self, request: Request | None, latest_arrival: float) -> None:
+        """One that is late and lost its seat before its first token: it goes on before others."""
+        last = self._lifted
+        if last is not None and last.num_output == 0 and last.state is not RequestState.FINISHED:
+            return  # one at a time
+        if request is not None and request.arrival <= latest_arrival:
+            self._lifted = request
+            request.is_lifted = True
+            request.base_rank = int(Rank.STANDARD)
+            self._roster.set_rank(request, Rank.STANDARD)
 
     def call_owed(self, now: float) -> dict[Request, int]:
         """The requests of the batch class that compete above all in this step, if any do, each
@@ -95,7 +114,7 @@ class Urgency:
                 share.chosen[chosen] = None
         owed = dict(share.due())
         for request in owed:
-            self._roster.set_rank(request, OWED)
+            self._roster.set_rank(request, Rank.OWED)
         return owed
 
     def _choose_owed(self, now: float) -> Request | None:
@@ -103,13 +122,21 @@ class Urgency:
         chosen = self._share.chosen
         oldest = None
         for request in reversed(self._roster.running):
-            if request.rank != ServiceClass.BATCH:
+            if request.rank != Rank.BATCH:
                 break
             if request not in chosen:
                 oldest = request
         if oldest is None:
-            oldest = self._roster.queues[ServiceClass.BATCH].first(now)
+            oldest = self._roster.queues[Rank.BATCH].first()
         return None if oldest in chosen else oldest
+
+    def note_first_token(self, request: Request) -> None:
+        """Nobody waits for its prompt any more; and if that came late, what follows need not."""
+        if request.base_rank == Rank.LATE:
+            service_class = request.service_class if self._classes else _SINGLE_CLASS
+            request.base_rank = int(RANK_OF[service_class])
+        if request.rank != request.base_rank:
+            self.settle(request)
 
     def settle(self, request: Request) -> None:
         """Give a request the rank that it has when it is owed nothing."""

@@ -31,6 +31,9 @@ class WaitingQueue:
     def __getitem__(self, index: int) -> Request:
         return self._requests[index]
 
+    def head(self, count: int) -> list[Request]:
+        return self._requests[:count]
+
     def push(self, request: Request) -> None:
         insort(self._requests, request, key=_by_key)
 

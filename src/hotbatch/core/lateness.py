@@ -1,0 +1,119 @@
+"""Whose first token cannot come in time any more, so that others' still can.
+
+Under overload "nearest deadline first" serves everybody just too late: each is begun when its
+last moment has come, and with it all behind it miss theirs. So before a step is filled, prompts
+that are being computed and the next that wait are laid one behind the other, and where one would
+end after it is due, the longest of those up to it is given up (Moore, "An n job, one machine
+sequencing algorithm for minimizing the number of late jobs", Management Science 1968). Whoever
+is given up stands at the rank `LATE` until its first token: it displaces nobody who can still be
+served in time, and gets what the others leave. Age lifts it back (`urgency`).
+
+No scheduler makes a long prompt shorter. One that takes longer than its target though it had the
+machine to itself is not late for that: it has a few times as long as it takes alone.
+
+A bounded number of those that wait is looked at, so the cost does not grow with the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+from hotbatch.core.cost_model import CostModel
+from hotbatch.core.rank import Rank
+from hotbatch.core.request import Request
+from hotbatch.core.roster import Roster
+
+_PATIENCE = 2.0  # times a prompt's own time that it has in any case
+_OUTLOOK = 24  # of those that wait, the next that are looked at
+
+
+def longest_of_the_late(work: Sequence[tuple[float, float]], begin: float) -> list[int]:
+    """Whom to give up so that all others end in time; as few as possible if they come in order
+    of their deadlines.
+
+    Args:
+        work: (seconds, due) of each, in the order in which they are done; due may be infinite.
+        begin: when the first is begun.
+
+    Returns:
+        Indices, ascending.
+    """
+    end = begin
+    kept: list[tuple[float, int]] = []  # (seconds, index) of those that were promised something
+    given_up = []
+    for index, (seconds, due) in enumerate(work):
+        end += seconds
+        if due == inf:
+            continue
+        kept.append((seconds, index))
+        while end > due and kept:
+            longest = max(kept)
+            kept.remove(longest)
+            given_up.append(longest[1])
+            end -= longest[0]
+    return sorted(given_up)
+
+
+class Lateness:
+    """Finds the late ones and lets them step back.
+
+    Args:
+        seconds_for: predicted time, by position of the first, for a number of prompt tokens.
+    """
+
+    def __init__(
+        self, roster: Roster, seconds_for: Callable[[int, int], float], model: CostModel
+    ) -> None:
+        self._roster = roster
+        self._seconds_for = seconds_for
+        self._model = model
+        self.num_late = 0  # since the start
+
+    def review(self, prompts: list[list[Request]], now: float) -> None:
+        """Let the late ones of each class step back.
+
+        Args:
+            prompts: those that are being computed, by rank; late ones are moved within.
+        """
+        if not self._model.is_trained:
+            return
+        begin = now
+        for rank in (Rank.INTERACTIVE, Rank.STANDARD):
+            running = prompts[rank]
+            waiting = self._roster.queues[rank].upcoming(_OUTLOOK)
+            if not running and not waiting:
+                continue
+            num_before = self.num_late
+            begin = self._review([*running, *waiting], begin)
+            if running and self.num_late > num_before:
+                prompts[rank] = [request for request in running if request.rank == rank]
+                prompts[Rank.LATE] += [request for request in running if request.rank != rank]
+
+    def _review(self, candidates: list[Request], begin: float) -> float:
+        """Returns when the last one ends that is not late."""
+        candidates.sort(key=_due)
+        work = [self._work(request) for request in candidates]
+        for index in longest_of_the_late(work, begin):
+            self._step_back(candidates[index])
+            begin -= work[index][0]
+        return begin + sum(seconds for seconds, _ in work)
+
+    def _work(self, request: Request) -> tuple[float, float]:
+        """Seconds that its prompt still takes, and when it is late."""
+        left = len(request.tokens) - request.num_computed
+        seconds = self._seconds_for(request.num_computed, left)
+        if request.due == inf or request.is_lifted or request.num_output:
+            return seconds, inf
+        whole = seconds if left == request.num_prompt else self._seconds_for(0, request.num_prompt)
+        return seconds, max(request.due, request.arrival + _PATIENCE * whole)
+
+    def _step_back(self, request: Request) -> None:
+        self.num_late += 1
+        request.base_rank = int(Rank.LATE)
+        key = (-request.service_class, request.order)  # among the late: class, then age
+        self._roster.set_rank(request, Rank.LATE, key)
+
+
+def _due(request: Request) -> tuple[float, int]:
+    return (request.due, request.order)

@@ -141,23 +141,16 @@ def prompt(name: str, remaining: int, due: float = inf, order: int = 0) -> Reque
 
 
 def ordered(*prompts: Request, served: dict[str, float] | None = None) -> list[str]:
-    def seconds_for(start: int, num_tokens: int) -> float:
-        return 0.01 * num_tokens
-
     def service_had(request: Request) -> float:
         return (served or {}).get(request.request_id, 0.0)
 
-    return [request.request_id for request in by_deadline(prompts, 1.0, seconds_for, service_had)]
+    return [request.request_id for request in by_deadline(prompts, service_had)]
 
 
 def test_prompts_go_by_deadline_then_by_what_remains() -> None:
     assert ordered(
         prompt("long", 90), prompt("short", 5), prompt("later", 5, 9.0), prompt("soon", 80, 3.0)
     ) == ["soon", "later", "short", "long"]
-
-
-def test_a_prompt_that_cannot_make_it_lets_those_pass_that_can() -> None:
-    assert ordered(prompt("lost", 50, 1.4), prompt("fine", 50, 2.0)) == ["fine", "lost"]
 
 
 def test_where_nothing_is_due_tenants_that_were_served_less_go_first() -> None:

@@ -17,6 +17,7 @@ from hotbatch.core.kv_cache import KvCache
 from hotbatch.core.output_lengths import OutputLengths, expected_peak
 from hotbatch.core.policies import Policies
 from hotbatch.core.preemption import Preemptor
+from hotbatch.core.rank import Rank
 from hotbatch.core.request import Request, RequestState
 from hotbatch.core.roster import Roster
 from hotbatch.core.service_class import ServiceClass
@@ -138,6 +139,11 @@ class Seating:
         self._take_seat(request)
         if request.group is not None:
             request.group.lead(request)
+
+    @property
+    def has_seats(self) -> bool:
+        """Could anybody at all be seated now?"""
+        return self._has_seat(Rank.INTERACTIVE)
 
     def _has_seat(self, rank: int) -> bool:
         if len(self._roster.running) < self._max_num_seqs:

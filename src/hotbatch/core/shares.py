@@ -47,29 +47,24 @@ def share_out(
 
 def by_deadline(
     prompts: Sequence[Request],
-    now: float,
-    seconds_for: Callable[[int, int], float],
     service_had: Callable[[Request], float],
 ) -> list[Request]:
-    """The order in which prompts are computed: the nearest deadline first, but those last that
-    cannot keep theirs; where nothing was promised, the tenant that was served least. Among
-    equals it is the least remaining work.
+    """The order in which prompts are computed: the nearest deadline first, as those that
+    cannot keep theirs have stepped back (`lateness`); where nothing was promised, the tenant
+    that was served least. Among equals it is the least remaining work.
 
     The deadline comes first because tenants take turns when seats are given, and whoever has
     one was charged for its prompt already.
 
     Args:
-        seconds_for: predicted time, by position of the first, for a number of prompt tokens.
         service_had: how much the request's tenant was served, coarsely.
     """
     if len(prompts) < 2:
         return list(prompts)
 
-    def urgency(request: Request) -> tuple[bool, float, float, int, int]:
-        due, start = request.due, request.num_computed
-        remaining = len(request.tokens) - start
-        is_lost = due < inf and now + seconds_for(start, remaining) > due
-        tenant = service_had(request) if due == inf else 0.0
-        return (is_lost, 0.0 if is_lost else due, tenant, remaining, request.order)
+    def urgency(request: Request) -> tuple[float, float, int, int]:
+        remaining = len(request.tokens) - request.num_computed
+        tenant = service_had(request) if request.due == inf else 0.0
+        return (request.due, tenant, remaining, request.order)
 
     return sorted(prompts, key=urgency)

@@ -57,7 +57,6 @@ class StepFiller:
         self._share = share
         self._model = model
         self._counters = counters
-        self._seconds_for = seconds_for
         self._lateness: Lateness | None = None
         if policies.deadlines and model is not None:
             self._lateness = Lateness(roster, seconds_for, model)
@@ -72,7 +71,7 @@ class StepFiller:
                 decodes[request.rank].append(request)
             elif num_uncomputed > 1:
                 prompts[request.rank].append(request)
-        if self._lateness is not None:
+        if self._lateness is not None and (any(prompts) or self._seating.has_seats):
             self._lateness.review(prompts, now)
         clock = self._clock(decodes, prompts, now)
         counted = 0
@@ -195,7 +194,7 @@ class StepFiller:
         part for those that come new."""
         prompts = [
             request
-            for request in by_deadline(prompts, now, self._seconds_for, self._service_had)
+            for request in by_deadline(prompts, self._service_had)
             if request.state is RequestState.RUNNING
         ]
         newcomer = self._seating.first(rank, now) if room > 0 else None

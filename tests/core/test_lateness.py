@@ -73,3 +73,30 @@ def test_the_next_tenants_are_found_without_looking_at_all() -> None:
     found = counters.next_few(10)
     assert len(found) == len(set(found)) == 10
     assert counters.smallest() in found
+
+
+def test_nobody_is_looked_at_again_while_all_have_time_to_spare() -> None:
+    looked_at = []
+
+    class Counting(LinearCost):
+        def prompt_seconds(self, start: int, num_tokens: int, most: int) -> float:
+            looked_at.append(num_tokens)
+            return super().prompt_seconds(start, num_tokens, most)
+
+    scheduler = full_scheduler(
+        cost_model=Counting(),
+        num_blocks=500,
+        max_model_len=1000,
+        max_num_seqs=1,
+        targets={STANDARD: LatencyTargets(ttft=5.0)},
+    )
+    scheduler.add(make_request("seated", 4, max_tokens=50, service_class=STANDARD))
+    scheduler.add(make_request("waiting", 333, max_tokens=2, service_class=STANDARD))
+    run_step(scheduler, now=0.0)
+    run_step(scheduler, now=0.01)
+    looked_at.clear()
+    run_step(scheduler, now=0.02)
+    run_step(scheduler, now=0.03)
+    assert 333 not in looked_at
+    run_step(scheduler, now=0.2)
+    assert 333 in looked_at, "whose turn is next may have changed"

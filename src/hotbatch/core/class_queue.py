@@ -33,6 +33,7 @@ class ClassQueue:
         self._newcomers: dict[str, WaitingQueue] = {}  # by tenant; none is empty
         self._lifted = WaitingQueue()
         self._num_newcomers = 0
+        self.num_changes = 0  # comings and goings since the start
 
     def __len__(self) -> int:
         return len(self._returning) + self._num_newcomers + len(self._lifted)
@@ -48,6 +49,7 @@ class ClassQueue:
         """Take in a request, at the place that its state and its key give it."""
         if request.state is not RequestState.WAITING:
             request.queue_key = (request.order,)
+        self.num_changes += 1
         queue = self._special(request)
         if queue is None:
             self._push_newcomer(request)
@@ -56,6 +58,7 @@ class ClassQueue:
 
     def remove(self, request: Request) -> None:
         """Take out a request whose state is still the one it was pushed with."""
+        self.num_changes += 1
         queue = self._special(request)
         if queue is None:
             self._remove_newcomer(request)

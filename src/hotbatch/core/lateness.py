@@ -11,7 +11,9 @@ served in time, and gets what the others leave. Age lifts it back (`urgency`).
 No scheduler makes a long prompt shorter. One that takes longer than its target though it had the
 machine to itself is not late for that: it has a few times as long as it takes alone.
 
-A bounded number of those that wait is looked at, so the cost does not grow with the queue.
+A bounded number of those that wait is looked at, so the cost does not grow with the queue. While
+nobody comes or goes and all are in time, they are looked at again only when somebody could have
+become late.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from hotbatch.core.roster import Roster
 
 _PATIENCE = 2.0  # times a prompt's own time that it has in any case
 _OUTLOOK = 24  # of those that wait, the next that are looked at
+_TRUST = 0.1  # seconds for which a review holds at most: whose turn is next changes, too
 
 
 def longest_of_the_late(work: Sequence[tuple[float, float]], begin: float) -> list[int]:
@@ -69,6 +72,8 @@ class Lateness:
         self._seconds_for = seconds_for
         self._model = model
         self.num_late = 0  # since the start
+        self._seen: tuple[int, ...] = ()  # at the last review
+        self._holds_until = -inf
 
     def review(self, prompts: list[list[Request]], now: float) -> None:
         """Let the late ones of each class step back.
@@ -78,26 +83,48 @@ class Lateness:
         """
         if not self._model.is_trained:
             return
-        begin = now
+        seen = self._comings_and_goings(prompts)
+        if seen == self._seen and now < self._holds_until:
+            return
+        begin, spare = now, _TRUST
         for rank in (Rank.INTERACTIVE, Rank.STANDARD):
             running = prompts[rank]
             waiting = self._roster.queues[rank].upcoming(_OUTLOOK)
             if not running and not waiting:
                 continue
             num_before = self.num_late
-            begin = self._review([*running, *waiting], begin)
+            begin, least = self._review([*running, *waiting], begin)
+            spare = min(spare, least)
             if running and self.num_late > num_before:
                 prompts[rank] = [request for request in running if request.rank == rank]
                 prompts[Rank.LATE] += [request for request in running if request.rank != rank]
+        # Time passes for all alike, so the next to be late is whoever has least to spare.
+        self._holds_until = now + spare
+        self._seen = self._comings_and_goings(prompts)
 
-    def _review(self, candidates: list[Request], begin: float) -> float:
-        """Returns when the last one ends that is not late."""
+    def _comings_and_goings(self, prompts: list[list[Request]]) -> tuple[int, ...]:
+        interactive, standard = Rank.INTERACTIVE, Rank.STANDARD
+        queues = self._roster.queues
+        return (
+            len(prompts[interactive]),
+            len(prompts[standard]),
+            queues[interactive].num_changes,
+            queues[standard].num_changes,
+        )
+
+    def _review(self, candidates: list[Request], begin: float) -> tuple[float, float]:
+        """Returns when the last one ends that is not late, and the least that any has to spare."""
         candidates.sort(key=_due)
         work = [self._work(request) for request in candidates]
-        for index in longest_of_the_late(work, begin):
+        given_up = longest_of_the_late(work, begin)
+        for index in given_up:
             self._step_back(candidates[index])
-            begin -= work[index][0]
-        return begin + sum(seconds for seconds, _ in work)
+        end, spare = begin, inf
+        for index, (seconds, due) in enumerate(work):
+            if index not in given_up:
+                end += seconds
+                spare = min(spare, due - end)
+        return end, spare
 
     def _work(self, request: Request) -> tuple[float, float]:
         """Seconds that its prompt still takes, and when it is late."""

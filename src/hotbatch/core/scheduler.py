@@ -504,7 +504,8 @@ class Scheduler:
             self._num_prompt_tokens += request.num_prompt
             self._note_first_token(request, now)
         if request.promised.tpot is not None:
-            request.due = _next_due(request, request.promised.tpot, now)
+            num_output = num_after - request.num_prompt
+            request.due = _next_due(request, num_output, request.promised.tpot, now)
         if reason is not None:
             self._seating.note_length(request)
             self._finish(request, reason)
@@ -589,11 +590,12 @@ class Scheduler:
             self._draining.discard(request)
 
 
-def _next_due(request: Request, seconds_per_token: float, now: float) -> float:
+def _next_due(request: Request, num_output: int, seconds_per_token: float, now: float) -> float:
     """When the next token is due: so that the average since the first one keeps the target.
 
     Tokens that came early do not add up without end, or a stall would be spent on them.
     """
     assert request.first_token_at is not None
-    on_average = request.first_token_at + request.num_output * seconds_per_token
-    return min(on_average, now + _BANKED * seconds_per_token)
+    on_average = request.first_token_at + num_output * seconds_per_token
+    latest = now + _BANKED * seconds_per_token
+    return on_average if on_average < latest else latest

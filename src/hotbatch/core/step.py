@@ -156,3 +156,42 @@ class Step:
         self.context_tokens += count
         self.attended += attended
         request.num_computed = end + count
+
+    def enter_decodes(self, requests: list[Request]) -> None:
+        """`enter` for requests of which one token is not computed: of hundreds in every step, so
+        what each costs counts."""
+        planned, entered = self.planned, self.requests
+        num_sampled = context = 0
+        for request in requests:
+            tokens = request.tokens
+            end = len(tokens)
+            if end <= request.num_prompt:
+                self.enter(
+                    request, (tokens[-1],)
+                )  # a prompt's last token, which may be asked about
+                continue
+            spec = SampleSpec(
+                request.params,
+                request.seed,
+                end,
+                request.num_prompt,
+                tuple(tokens) if request.needs_history else (),
+                request.banned() if request.banned_early else (),
+            )
+            planned.append(
+                PlannedRequest(
+                    request.request_id, end - 1, (tokens[-1],), request.block_table, spec
+                )
+            )
+            entered.append(request)
+            num_sampled += 1
+            context += end
+            request.num_computed = end
+            request.in_flight += 1
+        self.num_sampled += num_sampled
+        self.num_decodes += num_sampled
+        self.budget -= num_sampled
+        self.num_tokens += num_sampled
+        self.decode_context += context
+        self.context_tokens += context
+        self.attended += context

@@ -148,14 +148,15 @@ class StepFiller:
     ) -> None:
         skipped = clock.skipped if clock is not None else ()
         running = RequestState.RUNNING
-        for request in decodes:
-            if len(request.tokens) > request.capacity or request.state is not running:
-                continue  # blocks will come back with a step in flight; or it was displaced
-            if step.budget <= 0:
-                break
-            if skipped and request in skipped:
-                continue
-            step.enter(request, (request.tokens[request.num_computed],))
+        # Without blocks: they will come back with a step in flight. Not running: displaced.
+        able = [
+            request
+            for request in decodes
+            if len(request.tokens) <= request.capacity and request.state is running
+        ]
+        if skipped:
+            able = [request for request in able if request not in skipped]
+        step.enter_decodes(able[: max(0, step.budget)])
 
     def _enter_prompts_in_order(
         self, step: Step, rank: int, prompts: Sequence[Request], room: int, now: float

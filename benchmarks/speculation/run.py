@@ -1,12 +1,14 @@
 """What guessing next tokens gains: on against off, and against fixed numbers of guesses.
 
     python benchmarks/speculation/run.py [--concurrency 1,2,4,8,16,32,64] [--output-len 128]
-        [--depths 1,2,3,5,8] [--workloads "edit code,chat"] [--repeats 3] [--precision int8]
-        [--temperature 0] [--seats 64] [--minutes 4] [--json speculation.json]
+        [--depths 1,2,3,5,8] [--workloads "edit code,chat"] [--repeats 4] [--turns 2]
+        [--temperature 0] [--precision int8] [--seats 64] [--minutes 4] [--json FILE]
 
 In this process, scheduler and executor of the server without HTTP: for each workload and number
 of requests at a time, all variants take turns on the same prompts. `off` guesses nothing, `on`
-is what is served, `k=3` lets every request have three guesses in every step, whatever they cost.
+is what is served, `k=3` lets every request have three guesses in every step, whatever they cost;
+`k=0` is `off` once more and tells how noisy the machine is. The same prompts are run `--turns`
+times, as the least of several times is the machine's and the rest its neighbours'.
 Each variant keeps its cost model and its table of acceptance from run to run, as a server would,
 but no text. That all yield the same tokens is checked, so that rates compare. An answer ends
 where the model ends it.
@@ -174,7 +176,6 @@ class Bench:
             max_model_len=self._max_len,
             max_num_seqs=self._max_seqs,
             max_num_batched_tokens=MAX_BATCHED_TOKENS,
-            enable_prefix_caching=False,
         )
         speculator = variant.speculator()
         scheduler = Scheduler(config, full_policies(), variant.cost_model, speculator)
@@ -243,7 +244,7 @@ def measure(
             began = time.monotonic()
             if began + a_request * count > until:
                 return
-            prompts = bench.prompts(workload, count, first=repeat * count)
+            prompts = bench.prompts(workload, count, first=repeat // arguments.turns * count)
             runs = bench.take_turns(prompts, first=repeat)
             a_request = (time.monotonic() - began) / count
             figures = {name: run.figures() for name, run in runs.items()}
@@ -270,7 +271,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--depths", type=_numbers, default=[1, 2, 3, 5, 8], help="fixed ones")
     parser.add_argument("--workloads", type=_names, default=list(WORKLOADS))
     parser.add_argument("--output-len", type=int, default=128, help="most tokens of an answer")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=2, help="repeats of the same prompts")
     parser.add_argument("--warm-up", type=int, default=1, help="rounds that do not count")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--precision", default="int8")
@@ -297,7 +299,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     settings = {
         name: getattr(arguments, name)
-        for name in ("depths", "output_len", "temperature", "precision", "model", "seats")
+        for name in ("depths", "output_len", "temperature", "precision", "model", "seats", "turns")
     }
     rounds = stored(arguments.json, settings)
     bench = Bench(arguments)

@@ -34,6 +34,8 @@ from hotbatch.core.step import Step
 
 _DEEPEST = 32  # guesses for a request in a step
 _INDEXED_PER_STEP = 512  # tokens of all texts; half a millisecond
+_USES_OF_PRICES = 8  # steps
+_INDEXED_TOGETHER = 4  # tokens of a request's output, as each time costs
 _OWN_GENERATION = 16_384  # tokens of a request that are forgotten at once
 _MOST_OWN_TOKENS = 524_288  # of all requests that run: some 160 MB
 
@@ -81,16 +83,14 @@ class Drafter(Protocol):
 class _Guess(NamedTuple):
     """The guessed next tokens of the request at `place` in the step; all lists run parallel.
 
-    `rates` are the chances by the table and `chances` those with the request's own record, both
-    given that the tokens before are right; `reach` is the chance of all up to there.
+    `cells` say where the table has the chance of each, given that the tokens before are right;
+    `reach` is the chance of all up to there, with the request's own record.
     """
 
     place: int
     request: Request
     tokens: list[int]
     cells: list[int]
-    rates: list[float]
-    chances: list[float]
     reach: list[float]
 
 
@@ -140,6 +140,9 @@ class Speculator:
         self._draft_model = draft_model
         self._tracks: dict[Request, _Track] = {}
         self._num_own_tokens = 0
+        self._last_market: Market | None = None
+        self._kind: tuple[int, ...] = ()  # of the step that those prices are for
+        self._num_uses = 0
         self._pending: dict[int, _Pending] = {}
         self._asked: _Pending | None = None  # of the step that is being planned
 
@@ -152,7 +155,7 @@ class Speculator:
         left = self._index_prompts(step)
         if not step.num_decodes:
             return ()
-        market = Market(self._model, step, num_expected)
+        market = self._market(step, num_expected)
         if market.is_closed and self._depth is None:
             return ()
         least = market.least_chance if self._depth is None else 0.0
@@ -170,6 +173,19 @@ class Speculator:
         if not guesses and not step.model_drafts:
             return ()
         return self._ask(market, step, guesses, _take(market, guesses, latest))
+
+    def _market(self, step: Step, num_expected: int) -> Market:
+        """The prices of a step; steps in a row that only decode as many differ too little for new
+        ones."""
+        kind = (step.num_tokens, step.num_decodes, step.budget, num_expected)
+        market = self._last_market
+        if market is None or kind != self._kind or self._num_uses >= _USES_OF_PRICES:
+            market = Market(self._model, step, num_expected)
+            self._last_market, self._kind, self._num_uses = market, kind, 0
+            if step.num_tokens != step.num_decodes:
+                self._last_market = None
+        self._num_uses += 1
+        return market
 
     def _ask(
         self,
@@ -258,7 +274,8 @@ class Speculator:
             limit = min(limit_of(request), self._depth or _DEEPEST)
             if limit <= 0:
                 continue
-            num_to_index -= self._index(track, request, num_to_index)
+            if len(request.tokens) - track.num_indexed >= _INDEXED_TOGETHER:
+                num_to_index -= self._index(track, request, num_to_index)
             guess = self._guess(index, request, track, limit, least)
             if guess is not None:
                 guesses.append(guess)
@@ -273,23 +290,21 @@ class Speculator:
         if found is None:
             return None
         source, match = found
-        guess = _Guess(index, request, [], [], [], [], [])
-        rates, record = self.acceptance.rates, track.record
-        is_sampled = not request.params.is_greedy
-        reach = 1.0
+        tokens: list[int] = []
+        cells: list[int] = []
+        reach: list[float] = []
+        rates, chance_of = self.acceptance.rates, track.record.chance
+        is_sampled, ends = not request.params.is_greedy, request.stop_tokens
+        reached = 1.0
         for token_id, level, agreement in match.continuation():
             cell = cell_of(source, is_sampled, level, agreement)
-            rate = rates[cell]
-            chance = record.chance(rate)
-            reach *= chance
-            guess.tokens.append(token_id)
-            guess.cells.append(cell)
-            guess.rates.append(rate)
-            guess.chances.append(chance)
-            guess.reach.append(reach)
-            if reach < least or len(guess.tokens) >= limit or token_id in request.stop_tokens:
+            reached *= chance_of(rates[cell])
+            tokens.append(token_id)
+            cells.append(cell)
+            reach.append(reached)
+            if reached < least or len(tokens) >= limit or token_id in ends:
                 break
-        return guess if guess.tokens else None
+        return _Guess(index, request, tokens, cells, reach) if tokens else None
 
     def _find(self, track: _Track, request: Request) -> tuple[int, Match] | None:
         """The longer match; the request's own text if both are as long."""
@@ -324,16 +339,18 @@ class Speculator:
         """Compare with what came, up to the first that differs; past the end of the drafts one
         more token is known."""
         track = self._tracks.get(guess.request)
-        for token_id, guessed, cell, rate, chance in zip(
-            token_ids, guess.tokens, guess.cells, guess.rates, guess.chances, strict=False
+        before = 1.0
+        for token_id, guessed, cell, reach in zip(
+            token_ids, guess.tokens, guess.cells, guess.reach, strict=False
         ):
             is_right = token_id == guessed
-            self.acceptance.note(cell, is_right)
-            self.ledger.note_chance(chance, is_right)
             if track is not None:
-                track.record.note(rate, is_right)
+                track.record.note(self.acceptance.rates[cell], is_right)
+            self.acceptance.note(cell, is_right)
+            self.ledger.note_chance(reach / before, is_right)
             if not is_right:
                 return
+            before = reach
 
     def _track(self, request: Request) -> _Track:
         track = self._tracks.get(request)

@@ -1,25 +1,31 @@
 """What guessing next tokens gains: on against off, and against fixed numbers of guesses.
 
-    python benchmarks/speculation/run.py [--concurrency 1,2,4,8,16,32,64] [--output-len 192]
-        [--depths 1,2,3,5,8] [--workloads "edit code,chat"] [--repeats 3] [--precision int8]
-        [--temperature 0] [--json speculation.json]
+    python benchmarks/speculation/run.py [--concurrency 1,2,4,8,16,32,64] [--output-len 128]
+        [--depths 1,2,3,5,8] [--workloads "edit code,chat"] [--repeats 4] [--turns 2]
+        [--temperature 0] [--precision int8] [--seats 64] [--minutes 4] [--json FILE]
 
 In this process, scheduler and executor of the server without HTTP: for each workload and number
-of requests at a time, all variants take turns on the same prompts, and the median of the
-repeats is shown. `off` guesses nothing, `on` is what is served, `k=3` lets every request have
-three guesses in every step. Each variant keeps its cost model and its table of acceptance from
-run to run, as a server would, but no text. That all yield the same tokens is checked.
+of requests at a time, all variants take turns on the same prompts. `off` guesses nothing, `on`
+is what is served, `k=3` lets every request have three guesses in every step, whatever they cost;
+`k=0` is `off` once more and tells how noisy the machine is. The same prompts are run `--turns`
+times, as the least of several times is the machine's and the rest its neighbours'.
+Each variant keeps its cost model and its table of acceptance from run to run, as a server would,
+but no text. That all yield the same tokens is checked, so that rates compare. An answer ends
+where the model ends it.
+
+A sweep takes long: with `--json` each round is kept in the file, rounds that are there already
+are not run again, and `--minutes` stops before the first that would not end in time. `table.py`
+makes a table of one or several such files.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -30,34 +36,56 @@ from workloads import WORKLOADS
 
 from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.cost_model import CostModel
+from hotbatch.core.plan import TokenEvent
 from hotbatch.core.policies import full_policies
 from hotbatch.core.request import Request
 from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.core.scheduler import Scheduler
 from hotbatch.core.speculation import Account, CalibrationRow, Speculator
 from hotbatch.core.speculation.acceptance import AcceptanceTable
+from hotbatch.engine.clock import MonotonicClock
 from hotbatch.engine.engine import Engine
+from hotbatch.engine.warm_up import warm_up
 from hotbatch.executor.cpu_executor import CpuExecutor
 from hotbatch.models.embedded import embedded_model_path
 from hotbatch.models.loader import load_model
 from hotbatch.text import ChatTemplate, Tokenizer
 
 BLOCK_SIZE = 16
+MAX_BATCHED_TOKENS = 512
 
 
 @dataclass(frozen=True)
 class Run:
-    """One variant's answers to one set of prompts. `answers` are token ids by request."""
+    """One variant's answers to one set of prompts. `answers` are token ids by request, and
+    `first_tokens` the seconds until the first of each."""
 
     seconds: float
-    num_tokens: int
     num_steps: int
     answers: dict[str, tuple[int, ...]]
+    first_tokens: list[float]
     account: Account
 
-    @property
-    def rate(self) -> float:
-        return self.num_tokens / self.seconds
+    def figures(self) -> dict[str, float]:
+        """What is kept of it. The rate of decoding counts from the last first token on, up to
+        which prompts are computed: it is the one of a single stream, and says little of many."""
+        num_tokens = sum(map(len, self.answers.values()))
+        firsts = sorted(self.first_tokens)
+        late = num_tokens - len(self.answers)
+        return {
+            "seconds": self.seconds,
+            "tokens": num_tokens,
+            "steps": self.num_steps,
+            "tok_per_s": num_tokens / self.seconds,
+            "decode_tok_per_s": late / max(1e-9, self.seconds - firsts[-1]),
+            "ttft_p50": firsts[len(firsts) // 2],
+            "ttft_p99": firsts[min(int(0.99 * len(firsts)), len(firsts) - 1)],
+            "attempted": self.account.attempted,
+            "accepted": self.account.accepted,
+            "seconds_spent": self.account.seconds_spent,
+            "seconds_saved": self.account.seconds_saved,
+            "seconds_wasted": self.account.seconds_wasted,
+        }
 
 
 @dataclass
@@ -78,6 +106,20 @@ class Variant:
         return made
 
 
+@dataclass(frozen=True)
+class Round:
+    """Figures by variant of one set of prompts."""
+
+    workload: str
+    requests: int
+    repeat: int
+    runs: dict[str, dict[str, float]]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (self.workload, self.requests, self.repeat)
+
+
 class Bench:
     """A model, and the variants that take turns on it."""
 
@@ -89,7 +131,8 @@ class Bench:
         source = model.chat_template or self._tokenizer.chat_template
         assert source is not None, "the benchmark needs a model with a chat template"
         self._template = ChatTemplate(source, self._tokenizer.special_tokens)
-        self._max_seqs = max(arguments.concurrency)
+        self._eos_token_ids = frozenset(model.eos_token_ids) | self._tokenizer.eos_token_ids
+        self._max_seqs = arguments.seats or max(arguments.concurrency)
         length = 1024 + arguments.output_len
         self._num_blocks = (self._max_seqs + 1) * -(-length // BLOCK_SIZE)
         self._max_len = length
@@ -104,6 +147,16 @@ class Bench:
         self.description = self._executor.info.description
         self.variants = [Variant("off", 0), Variant("on", None)]
         self.variants += [Variant(f"k={depth}", depth) for depth in arguments.depths]
+        steps = warm_up(
+            self._executor,
+            CostModel(),
+            MonotonicClock(),
+            max_tokens=MAX_BATCHED_TOKENS,
+            max_requests=self._max_seqs,
+        )
+        for variant in self.variants:
+            for features, seconds in steps * 3:  # as a server that knows the machine's profile
+                variant.cost_model.observe(features, seconds)
 
     def prompts(self, workload: str, count: int, first: int) -> list[list[int]]:
         texts = [WORKLOADS[workload](first + turn) for turn in range(count)]
@@ -122,22 +175,25 @@ class Bench:
             block_size=BLOCK_SIZE,
             max_model_len=self._max_len,
             max_num_seqs=self._max_seqs,
-            max_num_batched_tokens=512,
-            enable_prefix_caching=False,
+            max_num_batched_tokens=MAX_BATCHED_TOKENS,
         )
         speculator = variant.speculator()
         scheduler = Scheduler(config, full_policies(), variant.cost_model, speculator)
         answers: dict[str, tuple[int, ...]] = {}
+        first_tokens: dict[str, float] = {}
 
-        def hear(events: list) -> None:
+        def hear(events: list[TokenEvent]) -> None:
+            now = time.perf_counter()
             for event in events:
                 assert event.error is None, event.error
+                if event.token_ids:
+                    first_tokens.setdefault(event.request_id, now - started)
                 answers[event.request_id] = answers.get(event.request_id, ()) + event.token_ids
 
         engine = Engine(scheduler, self._executor, deliver=hear)
+        started = time.perf_counter()
         for index, prompt in enumerate(prompts):
             engine.submit(self._request(str(index), prompt))
-        started = time.perf_counter()
         while engine.num_outstanding:
             engine.tick()
         seconds = time.perf_counter() - started
@@ -145,71 +201,68 @@ class Bench:
         if speculator is not None:
             account = speculator.ledger.account()
             variant.calibration = speculator.ledger.calibration()
-        num_tokens = sum(map(len, answers.values()))
-        return Run(seconds, num_tokens, scheduler.stats().steps, answers, account)
+        firsts = list(first_tokens.values())
+        return Run(seconds, scheduler.stats().steps, answers, firsts, account)
 
     def _request(self, name: str, prompt: Sequence[int]) -> Request:
         params = SamplingParams(
             temperature=self._arguments.temperature,
             max_tokens=self._arguments.output_len,
-            ignore_eos=True,
         )
-        return Request(name, prompt, params, seed=int(name))
+        return Request(name, prompt, params, seed=int(name), eos_token_ids=self._eos_token_ids)
 
-    def take_turns(self, prompts: Sequence[Sequence[int]]) -> dict[str, Run]:
-        """A run of each variant; all must answer alike."""
-        runs = {variant.name: self.run(variant, prompts) for variant in self.variants}
+    def take_turns(self, prompts: Sequence[Sequence[int]], first: int = 0) -> dict[str, Run]:
+        """A run of each variant, beginning with the `first`; all must answer alike."""
+        turn = first % len(self.variants)
+        order = [*self.variants[turn:], *self.variants[:turn]]
+        runs = {variant.name: self.run(variant, prompts) for variant in order}
         for name, run in runs.items():
             if run.answers != runs["off"].answers:
                 raise RuntimeError(f"{name} answers otherwise than off: speculation lost tokens")
         return runs
 
 
-def measure(bench: Bench, arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """A row for each workload, number of requests and variant."""
+def measure(
+    bench: Bench, arguments: argparse.Namespace, known: Collection[tuple[object, ...]]
+) -> Iterator[Round]:
+    """The rounds that are not `known` yet, as long as there is time."""
+    until = time.monotonic() + 60.0 * arguments.minutes
     for workload in arguments.workloads:
+        missing = [
+            (count, repeat)
+            for count in arguments.concurrency
+            for repeat in range(arguments.repeats)
+            if (workload, count, repeat) not in known
+        ]
+        if not missing:
+            continue
+        began = time.monotonic()
         for _ in range(arguments.warm_up):
             bench.take_turns(bench.prompts(workload, 2, first=500))
-        for count in arguments.concurrency:
-            runs: dict[str, list[Run]] = {variant.name: [] for variant in bench.variants}
-            for repeat in range(arguments.repeats):
-                prompts = bench.prompts(workload, count, first=repeat * count)
-                for name, run in bench.take_turns(prompts).items():
-                    runs[name].append(run)
-            for name, those in runs.items():
-                yield _row(workload, count, name, those, runs["off"])
+        a_request = (time.monotonic() - began) / 2  # of all variants, and more than it will be
+        for count, repeat in missing:
+            began = time.monotonic()
+            if began + a_request * count > until:
+                return
+            prompts = bench.prompts(workload, count, first=repeat // arguments.turns * count)
+            runs = bench.take_turns(prompts, first=repeat)
+            a_request = (time.monotonic() - began) / count
+            figures = {name: run.figures() for name, run in runs.items()}
+            yield Round(workload, count, repeat, figures)
 
 
-def _row(
-    workload: str, count: int, name: str, runs: Sequence[Run], off: Sequence[Run]
-) -> dict[str, object]:
-    attempted = sum(run.account.attempted for run in runs)
-    accepted = sum(run.account.accepted for run in runs)
-    return {
-        "workload": workload,
-        "requests": count,
-        "variant": name,
-        "tok_per_s": statistics.median(run.rate for run in runs),
-        "against_off": statistics.median(
-            run.rate / other.rate for run, other in zip(runs, off, strict=True)
-        ),
-        "tokens_per_step": sum(run.num_tokens for run in runs) / sum(run.num_steps for run in runs),
-        "attempted": attempted,
-        "accepted": accepted,
-        "seconds_saved": sum(run.account.seconds_saved for run in runs),
-        "seconds_wasted": sum(run.account.seconds_wasted for run in runs),
-    }
-
-
-def show(row: dict[str, object]) -> None:
-    share = row["accepted"] / row["attempted"] if row["attempted"] else 0.0
-    print(
-        f"{row['workload']:<14}{row['requests']:>9}  {row['variant']:<6}"
-        f"{row['tok_per_s']:>9.1f}{row['against_off']:>9.3f}{row['tokens_per_step']:>10.2f}"
-        f"{row['attempted']:>8}{share:>9.0%}{row['seconds_saved']:>9.2f}"
-        f"{row['seconds_wasted']:>9.2f}",
-        flush=True,
-    )
+def show(done: Round) -> None:
+    off = done.runs["off"]
+    for name, run in done.runs.items():
+        share = run["accepted"] / run["attempted"] if run["attempted"] else 0.0
+        print(
+            f"{done.workload:<14}{done.requests:>9}{done.repeat:>3}  {name:<5}"
+            f"{run['tok_per_s']:>9.1f}{run['tok_per_s'] / off['tok_per_s']:>8.3f}"
+            f"{run['decode_tok_per_s'] / off['decode_tok_per_s']:>8.3f}"
+            f"{run['tokens'] / run['steps']:>9.2f}{run['attempted']:>8}{share:>8.0%}"
+            f"{run['seconds_saved']:>9.2f}{run['seconds_wasted']:>9.2f}",
+            flush=True,
+        )
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -217,18 +270,21 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=_numbers, default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--depths", type=_numbers, default=[1, 2, 3, 5, 8], help="fixed ones")
     parser.add_argument("--workloads", type=_names, default=list(WORKLOADS))
-    parser.add_argument("--output-len", type=int, default=192, help="tokens of an answer")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output-len", type=int, default=128, help="most tokens of an answer")
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=2, help="repeats of the same prompts")
     parser.add_argument("--warm-up", type=int, default=1, help="rounds that do not count")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--precision", default="int8")
     parser.add_argument("--model", help="a GGUF file; without it, the embedded model")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--seats", type=int, help="max_num_seqs; else the most at a time")
+    parser.add_argument("--minutes", type=float, default=600.0, help="start no round after that")
+    parser.add_argument("--json", type=Path, help="keep the rounds in this file")
     return parser.parse_args(argv)
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",") if part]
+    return [int(part) for part in text.split(",") if part.strip()]
 
 
 def _names(text: str) -> list[str]:
@@ -241,25 +297,42 @@ def _names(text: str) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
-    settings = {key: value for key, value in vars(arguments).items() if key != "json"}
+    settings = {
+        name: getattr(arguments, name)
+        for name in ("depths", "output_len", "temperature", "precision", "model", "seats", "turns")
+    }
+    rounds = stored(arguments.json, settings)
     bench = Bench(arguments)
-    print(describe(**settings), flush=True)
-    print(f"model     {bench.description}")
+    machine = describe(**settings)
+    print(f"{machine}\nmodel     {bench.description}")
     print(
-        f"{'workload':<14}{'requests':>9}  {'':<6}{'tok/s':>9}{'/ off':>9}{'tok/step':>10}"
-        f"{'drafts':>8}{'right':>9}{'saved s':>9}{'wasted s':>9}"
+        f"{'workload':<14}{'requests':>9}{'':>3}  {'':<5}{'tok/s':>9}{'/ off':>8}{'decode':>8}"
+        f"{'tok/step':>9}{'drafts':>8}{'right':>8}{'saved s':>9}{'wasted s':>9}"
     )
-    rows = []
-    for row in measure(bench, arguments):
-        show(row)
-        rows.append(row)
+    for done in measure(bench, arguments, {done.key for done in rounds}):
+        show(done)
+        rounds.append(done)
+        if arguments.json:
+            record = {
+                "machine": machine.splitlines(),
+                "settings": settings,
+                "rounds": [asdict(done) for done in rounds],
+            }
+            arguments.json.write_text(json.dumps(record, indent=1))
     print("calibration of the last run with guesses by price: told, true, number")
     for told, true, number in bench.variants[1].calibration:
         print(f"{told:6.2f}{true:6.2f}{number:8d}")
-    if arguments.json:
-        record = {"machine": describe(**settings).splitlines(), "rows": rows}
-        arguments.json.write_text(json.dumps(record, indent=2))
     return 0
+
+
+def stored(path: Path | None, settings: dict[str, object]) -> list[Round]:
+    """The rounds of an earlier go with the same settings."""
+    if path is None or not path.exists():
+        return []
+    record = json.loads(path.read_text())
+    if record["settings"] != settings:
+        raise SystemExit(f"{path} holds rounds of other settings; name another file with --json.")
+    return [Round(**done) for done in record["rounds"]]
 
 
 if __name__ == "__main__":

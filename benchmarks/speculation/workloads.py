@@ -45,17 +45,18 @@ def extract_json(turn: int) -> str:
 
 
 def continue_list(turn: int) -> str:
-    """A table to be turned into a structured list, of which the beginning is given."""
-    rows = _lines("elements.txt", turn, 14)
-    first = [
-        "- name: {}\n  symbol: {}\n  number: {}\n  mass: {}\n  discovered: {}".format(
-            *row.split(",")
-        )
-        for row in rows[:2]
+    """A structured list of which the beginning is given."""
+    hall = _NAMES[turn % len(_NAMES)]
+    first = 1 + 3 * (turn // len(_NAMES))
+    entries = [
+        f"- id: {number}\n  name: {hall}-{number}\n  kind: temperature sensor\n  unit: celsius\n"
+        f"  interval_seconds: 60\n  location: {hall}, row {number}\n  enabled: true"
+        for number in range(first, first + 4)
     ]
     return (
-        "Here is a table of elements.\n\n" + "\n".join(rows) + "\n\nWrite it as YAML. "
-        "It begins like this:\n\n" + "\n".join(first) + "\n\nWrite all of it."
+        "Here is the beginning of a list of sensors in YAML.\n\n```yaml\n"
+        + "\n".join(entries)
+        + f"\n```\n\nWrite the whole list, from {hall}-{first} to {hall}-{first + 11}."
     )
 
 

@@ -170,9 +170,9 @@ def test_a_fixed_depth_guesses_at_any_price() -> None:
 
 def test_more_drafts_where_rows_are_cheap_and_none_where_decodes_fill_the_machine() -> None:
     chances = [0.9**depth for depth in range(1, 33)]
-    cheap = Market(machine(per_token=1e-5), step_of(1)).best_number(chances, 1.0)
-    dear = Market(machine(per_token=1e-3), step_of(1)).best_number(chances, 1.0)
-    crowded = Market(machine(per_token=1e-3), step_of(60)).best_number(chances, 1.0)
+    cheap = Market(machine(per_token=1e-5), step_of(1)).best(chances, 1.0).number
+    dear = Market(machine(per_token=1e-3), step_of(1)).best(chances, 1.0).number
+    crowded = Market(machine(per_token=1e-3), step_of(60)).best(chances, 1.0).number
     assert cheap > dear > crowded
 
 
@@ -185,7 +185,7 @@ def test_the_number_of_drafts_yields_the_most_tokens_per_second() -> None:
         (2 + sum(chances[:number])) / (market.seconds + market.added_seconds(number))
         for number in range(len(chances) + 1)
     ]
-    assert market.best_number(chances, 1.0) == max(range(len(rates)), key=rates.__getitem__)
+    assert market.best(chances, 1.0).number == max(range(len(rates)), key=rates.__getitem__)
 
 
 def test_drafts_look_past_a_tooth_of_the_curve() -> None:
@@ -199,16 +199,16 @@ def test_drafts_look_past_a_tooth_of_the_curve() -> None:
     market = Market(model, step_of(2))
     chances = [0.5] * 8
     assert market.added_seconds(1) / market.seconds_a_token > 0.5, "one alone cannot pay"
-    assert market.best_number(chances, 1.0) in (4, 8)
+    assert market.best(chances, 1.0).number in (4, 8)
 
 
 def test_drafts_keep_the_deadline_that_the_step_would_keep_without_them() -> None:
     market = Market(machine(per_token=1e-3), step_of(1))
     chances = [0.99] * 8
-    assert market.best_number(chances, latest=1.0) == 8
-    tight = market.best_number(chances, latest=market.seconds + 0.0035)
+    assert market.best(chances, latest=1.0).number == 8
+    tight = market.best(chances, latest=market.seconds + 0.0035).number
     assert 0 < tight <= 3
-    assert market.best_number(chances, latest=market.seconds) == 0
+    assert market.best(chances, latest=market.seconds).number == 0
     late, soon = 0.001, 5.0
     assert market.latest_end([late, soon], now=0.0) == soon, "what is late anyway binds nobody"
 
@@ -218,9 +218,9 @@ def test_where_many_are_about_to_decode_a_token_is_worth_what_it_will_cost_then(
     chances = [0.9, 0.8, 0.6]
     alone = Market(model, step_of(1), num_expected=1)
     soon_many = Market(model, step_of(1), num_expected=60)
-    assert alone.best_number(chances, 1.0) == 3
+    assert alone.best(chances, 1.0).number == 3
     assert soon_many.seconds_a_token < alone.seconds_a_token / 5
-    assert soon_many.best_number(chances, 1.0) == 0
+    assert soon_many.best(chances, 1.0).number == 0
 
 
 def test_the_edge_of_the_table_is_no_bargain() -> None:
@@ -231,12 +231,31 @@ def test_the_edge_of_the_table_is_no_bargain() -> None:
         model.observe(full, 1.3 * 0.074)
     more = StepFeatures(65, 64, 1281, 1300, 65)
     assert model.predict(more) < model.predict(full)
-    assert model.added_seconds(full, more) > 0.0
+    assert model.added_seconds(full, 20, 1, 1)[0] > 0.0
+
+
+def test_rows_cost_the_difference_of_two_steps() -> None:
+    """Within the table, and with a prompt in the step, where none applies."""
+    model = machine(per_token=1e-3)
+    decodes = StepFeatures(5, 5, 200, 200, 5)
+    mixed = StepFeatures(105, 6, 300, 5250, 5)
+    for base in (decodes, mixed):
+        added = model.added_seconds(base, 40, 1, 12)
+        for number, seconds in enumerate(added, start=1):
+            more = StepFeatures(
+                base.num_tokens + number,
+                base.num_requests,
+                base.context_tokens + number,
+                base.attended + 40 * number,
+                base.num_sampled + number,
+            )
+            assert seconds == pytest.approx(max(0.0, model.predict(more) - model.predict(base)))
+        assert model.added_seconds(base, 40, 4, 6) == added[3:6]
 
 
 def test_the_budget_bounds_the_drafts() -> None:
     market = Market(machine(per_token=1e-5), step_of(1, budget=4))
-    assert market.best_number([0.99] * 8, 1.0) == 3
+    assert market.best([0.99] * 8, 1.0).number == 3
 
 
 # Chances

@@ -160,14 +160,29 @@ class CostModel:
             seconds *= self._table[num_tokens]
         return seconds if seconds > _LEAST else _LEAST
 
-    def added_seconds(self, base: StepFeatures, more: StepFeatures) -> float:
-        """What rows that are sampled from add to a step: `more` is `base` with them.
+    def added_seconds(self, base: StepFeatures, context: int, first: int, last: int) -> list[float]:
+        """What `first` to `last` more rows, sampled from, with `context` tokens each, add to a
+        step.
 
         Both sides by the table or both without: at its edge a ratio must not look like a price.
         """
-        if base.num_tokens <= _TABLE < more.num_tokens:
-            return max(0.0, self._prices.of(more) - self._prices.of(base))
-        return max(0.0, self.predict(more) - self.predict(base))
+        prices = self._prices
+        num_tokens, is_decode_only = base.num_tokens, base.is_decode_only
+        known = base.context_tokens, base.attended, base.num_sampled
+        fixed = prices.rest(*known)
+        per_row = prices.rest(1, context, 1)
+        plain = prices.of(base)
+        in_table = self.predict(base)
+        added = []
+        for number in range(first, last + 1):
+            tokens = num_tokens + number
+            seconds = prices.curve(tokens) + fixed + number * per_row
+            if is_decode_only and tokens <= _TABLE:
+                seconds = seconds * self._table[tokens] - in_table
+            else:
+                seconds -= plain
+            added.append(seconds if seconds > 0.0 else 0.0)
+        return added
 
     def predict_p95(self, features: StepFeatures) -> float:
         """Seconds that 19 of 20 such steps keep, going by the recent ones."""
@@ -312,15 +327,16 @@ class _Prices:
         return prices
 
     def of(self, features: StepFeatures) -> float:
-        num_tokens = features.num_tokens
-        piece = bisect_right(_BENDS, num_tokens)
-        return (
-            self.intercepts[piece]
-            + self.slopes[piece] * num_tokens
-            + self.context * features.context_tokens
-            + self.attended * features.attended
-            + self.sampled * features.num_sampled
+        return self.curve(features.num_tokens) + self.rest(
+            features.context_tokens, features.attended, features.num_sampled
         )
+
+    def curve(self, num_tokens: int) -> float:
+        piece = bisect_right(_BENDS, num_tokens)
+        return self.intercepts[piece] + self.slopes[piece] * num_tokens
+
+    def rest(self, context_tokens: int, attended: int, num_sampled: int) -> float:
+        return self.context * context_tokens + self.attended * attended + self.sampled * num_sampled
 
 
 def _vector(features: StepFeatures, weight: float) -> list[float]:

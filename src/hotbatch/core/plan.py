@@ -72,6 +72,26 @@ class PlannedRequest(NamedTuple):
         return self.start + len(self.tokens)
 
 
+UNKNOWN = -1
+"""Stands for a draft that the draft model is to find right before the step."""
+
+
+class ModelDraft(NamedTuple):
+    """What the draft model computes before a step, for the request at `place` in its plan.
+
+    `tokens` are those of the request that it does not know yet, from position `start` on;
+    `block_ids` is the block table in the draft model's own cache, with room for the guesses.
+    With `sample`, it guesses the request's `num_drafts` drafts, drawing as the request would;
+    without, it only reads.
+    """
+
+    place: int
+    start: int
+    tokens: tuple[int, ...]
+    block_ids: tuple[int, ...]
+    sample: SampleSpec | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Preemption:
     """A request that lost its KV blocks in this plan, and why; it `keeps_blocks` if only the
@@ -94,6 +114,7 @@ class StepPlan:
     paused: tuple[str, ...] = ()
     predicted_seconds: float | None = None
     mix: StepMix | None = None
+    model_drafts: tuple[ModelDraft, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -128,9 +149,13 @@ class RequestResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
+    """`seconds` is the time of the model; `draft_seconds` that of each pass of the draft model
+    before it."""
+
     step_id: int
     requests: tuple[RequestResult, ...]
     seconds: float
+    draft_seconds: tuple[float, ...] = ()
 
 
 class TokenEvent(NamedTuple):

@@ -427,7 +427,7 @@ class Scheduler:
         preempted, paused = self._preemptor.end()
         predicted = None
         if self.cost_model is not None:
-            predicted = self.cost_model.predict(step.measure())
+            predicted = self.cost_model.predict(step.measure()) + step.draft_seconds
         held_back = self._held_back()
         plan = StepPlan(
             self._next_step_id,
@@ -437,6 +437,7 @@ class Scheduler:
             paused,
             predicted,
             step.mix(held_back),
+            step.model_drafts,
         )
         self._next_step_id += 1
         self._steps[plan.step_id] = step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hotbatch.core.cost_model import StepFeatures
-from hotbatch.core.plan import PlannedRequest, SampleSpec
+from hotbatch.core.plan import ModelDraft, PlannedRequest, SampleSpec
 from hotbatch.core.request import Request
 from hotbatch.core.step_mix import HeldBack, StepMix
 
@@ -23,7 +23,9 @@ class Step:
         "context_tokens",
         "copies",
         "decode_context",
+        "draft_seconds",
         "features",
+        "model_drafts",
         "num_decodes",
         "num_drafts",
         "num_recomputed",
@@ -47,6 +49,8 @@ class Step:
         self.decode_context = 0
         self.num_drafts = 0
         self.num_recomputed = 0
+        self.model_drafts: tuple[ModelDraft, ...] = ()
+        self.draft_seconds = 0.0  # predicted for these
         self.prompts = StepFeatures()  # the part of the sums that does not decode
         self.features: StepFeatures | None = None
 

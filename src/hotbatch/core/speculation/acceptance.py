@@ -13,7 +13,10 @@ from __future__ import annotations
 
 from hotbatch.core.speculation.suffix_index import LEVELS
 
-_SOURCES = 2
+OWN, ANSWERS, MODEL = range(3)
+"""Where a guess is from: the request's own text, answers to others, a draft model."""
+
+_SOURCES = 3
 _AGREEMENTS = 4
 _BELIEF = (0.12, 0.25, 0.5, 0.7, 0.85, 0.92)  # of the first token, by level, as a start
 _TRUST = (0.9, 1.0, 0.75, 0.4)  # times that, by agreement

@@ -19,6 +19,8 @@ in tiles, a row that costs much may be followed by some that cost nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
 
 from hotbatch.core.cost_model import CostModel, StepFeatures
 from hotbatch.core.step import Step
@@ -31,6 +33,13 @@ _LARGE = 32  # decodes
 _PROBES = (1, 2, 4, 8)  # rows for which the cheapest price is looked for
 _PATIENCE = 16  # rows without any gain after which no more are tried: no tile is larger
 _HOPELESS = 0.97  # no chance is higher for long
+
+
+class Bargain(NamedTuple):
+    """So many drafts are best, and the tokens per second that are expected then."""
+
+    number: int
+    rate: float
 
 
 class Market:
@@ -47,15 +56,20 @@ class Market:
 
     def __init__(self, model: CostModel, step: Step, num_expected: int = 0) -> None:
         self._model = model
-        self._base = step.measure()
+        self._base = base = step.measure()
         self._context = step.decode_context // step.num_decodes
         self._most = step.budget
         self.num_decodes = n = max(step.num_decodes, num_expected)
-        self.seconds = model.predict(self._base)
-        context = n * self._context
-        self._alone = model.predict(StepFeatures(n, n, context, context, n))
+        self.seconds = model.predict(base)
+        if n == base.num_tokens:
+            self._alone = self.seconds
+        else:
+            context = n * self._context
+            self._alone = model.predict(StepFeatures(n, n, context, context, n))
         self.seconds_a_token = self._alone / n
-        self.least_chance = self._least_chance()
+        self._added: list[float] = []
+        cheapest = min(self.added_seconds(number) / number for number in _PROBES)
+        self.least_chance = cheapest / self.seconds_a_token
 
     @property
     def is_closed(self) -> bool:
@@ -63,45 +77,50 @@ class Market:
         return self.least_chance > _HOPELESS
 
     def added_seconds(self, num_drafts: int) -> float:
-        return self._model.added_seconds(self._base, self._with(num_drafts))
+        """What verifying so many guesses adds to the step."""
+        added = self._added
+        if num_drafts > len(added):
+            last = max(num_drafts, len(added) + _PROBES[-1])
+            added += self._model.added_seconds(self._base, self._context, len(added) + 1, last)
+        return added[num_drafts - 1] if num_drafts else 0.0
 
-    def best_number(self, chances: Sequence[float], latest: float) -> int:
+    def best(self, chances: Sequence[float], latest: float, other_seconds: float = 0.0) -> Bargain:
         """How many drafts to verify.
 
         Args:
             chances: of being reached and right, the best first.
             latest: seconds that the step may take for sure.
+            other_seconds: what making these guesses takes, however many are verified.
         """
         earned = float(self.num_decodes)
+        alone = self._alone + other_seconds
         needed = 1.0 + _LEAST_GAIN + _UNCERTAINTY * min(1.0, self.num_decodes / _LARGE)
         best, best_rate = 0, needed / self.seconds_a_token
         for number, chance in enumerate(chances[: self._most], start=1):
             earned += chance
-            rate = earned / (self._alone + self.added_seconds(number))
-            if rate > best_rate and self._is_in_time(number, latest):
+            rate = earned / (alone + self.added_seconds(number))
+            if rate > best_rate and self.is_in_time(number, latest, other_seconds):
                 best, best_rate = number, rate
             elif number - best >= _PATIENCE:
                 break
-        return best
+        return Bargain(best, best_rate)
 
-    def _least_chance(self) -> float:
-        cheapest = min(self.added_seconds(number) / number for number in _PROBES)
-        return cheapest / self.seconds_a_token
+    def rate(self, chances: Sequence[float], other_seconds: float = 0.0) -> float:
+        """Tokens per second where all of these guesses are verified."""
+        seconds = self._alone + self.added_seconds(len(chances)) + other_seconds
+        return (self.num_decodes + sum(chances)) / seconds
 
-    def _is_in_time(self, num_drafts: int, latest: float) -> bool:
-        return self._model.predict_p95(self._with(num_drafts)) <= latest
+    def is_in_time(self, num_drafts: int, latest: float, other_seconds: float = 0.0) -> bool:
+        """All but one in twenty such steps end in time."""
+        if latest == inf:
+            return True
+        tail = self._model.predict_p95(self._base) / self.seconds
+        return tail * (self.seconds + self.added_seconds(num_drafts)) + other_seconds <= latest
 
     def latest_end(self, dues: Sequence[float], now: float) -> float:
         """Seconds until the first of those moments that the step without drafts would keep."""
+        first = min(dues, default=inf)
+        if first == inf:
+            return inf
         safe = now + self._model.predict_p95(self._base)
-        return min((due for due in dues if due >= safe), default=float("inf")) - now
-
-    def _with(self, num_drafts: int) -> StepFeatures:
-        base = self._base
-        return StepFeatures(
-            base.num_tokens + num_drafts,
-            base.num_requests,
-            base.context_tokens + num_drafts,
-            base.attended + num_drafts * self._context,
-            base.num_sampled + num_drafts,
-        )
+        return min((due for due in dues if due >= safe), default=inf) - now

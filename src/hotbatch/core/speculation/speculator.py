@@ -22,9 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from hotbatch.core.cost_model import CostModel
-from hotbatch.core.plan import StepPlan, StepResult
+from hotbatch.core.plan import UNKNOWN, StepPlan, StepResult
 from hotbatch.core.request import Request
-from hotbatch.core.speculation.acceptance import AcceptanceTable, OwnRecord, cell_of
+from hotbatch.core.speculation.acceptance import ANSWERS, OWN, AcceptanceTable, OwnRecord, cell_of
+from hotbatch.core.speculation.draft_model import Candidate, DraftModel
 from hotbatch.core.speculation.history import AnswerHistory
 from hotbatch.core.speculation.ledger import NEXT_TOKENS, Account, Ledger
 from hotbatch.core.speculation.pricing import Market
@@ -33,9 +34,12 @@ from hotbatch.core.step import Step
 
 _DEEPEST = 32  # guesses for a request in a step
 _INDEXED_PER_STEP = 512  # tokens of all texts; half a millisecond
+_USES_OF_PRICES = 8  # steps
+_INDEXED_TOGETHER = 4  # tokens of a request's output, as each time costs
 _OWN_GENERATION = 16_384  # tokens of a request that are forgotten at once
 _MOST_OWN_TOKENS = 524_288  # of all requests that run: some 160 MB
-_OWN, _ANSWERS = range(2)  # where a guess is from
+
+_NONE: Mapping[int, int] = {}
 
 Drafts = tuple[int, tuple[int, ...]]
 """The index of a request in the step, and the guessed tokens that follow its last one."""
@@ -79,16 +83,14 @@ class Drafter(Protocol):
 class _Guess(NamedTuple):
     """The guessed next tokens of the request at `place` in the step; all lists run parallel.
 
-    `rates` are the chances by the table and `chances` those with the request's own record, both
-    given that the tokens before are right; `reach` is the chance of all up to there.
+    `cells` say where the table has the chance of each, given that the tokens before are right;
+    `reach` is the chance of all up to there, with the request's own record.
     """
 
     place: int
     request: Request
     tokens: list[int]
     cells: list[int]
-    rates: list[float]
-    chances: list[float]
     reach: list[float]
 
 
@@ -106,9 +108,11 @@ class _Track:
 
 
 class _Pending(NamedTuple):
-    """What a step in flight will tell about."""
+    """What a step in flight will tell about. `by_model` are the requests of
+    `StepPlan.model_drafts`, in that order."""
 
     guesses: list[_Guess]
+    by_model: list[Request]
     seconds_spent: float
     seconds_a_token: float
 
@@ -119,16 +123,26 @@ class Speculator:
     Args:
         cost_model: predicts steps; before it can tell prices nothing is guessed.
         depth: guess so many tokens for every request instead, whatever they cost; to compare.
+        draft_model: what a draft model may be asked, if there is one.
     """
 
-    def __init__(self, cost_model: CostModel, depth: int | None = None) -> None:
+    def __init__(
+        self,
+        cost_model: CostModel,
+        depth: int | None = None,
+        draft_model: DraftModel | None = None,
+    ) -> None:
         self.ledger = Ledger()
         self.acceptance = AcceptanceTable()
         self.history = AnswerHistory()
         self._model = cost_model
         self._depth = depth
+        self._draft_model = draft_model
         self._tracks: dict[Request, _Track] = {}
         self._num_own_tokens = 0
+        self._last_market: Market | None = None
+        self._kind: tuple[int, ...] = ()  # of the step that those prices are for
+        self._num_uses = 0
         self._pending: dict[int, _Pending] = {}
         self._asked: _Pending | None = None  # of the step that is being planned
 
@@ -141,21 +155,58 @@ class Speculator:
         left = self._index_prompts(step)
         if not step.num_decodes:
             return ()
-        market = Market(self._model, step, num_expected)
+        market = self._market(step, num_expected)
         if market.is_closed and self._depth is None:
             return ()
         least = market.least_chance if self._depth is None else 0.0
         guesses = self._guess_all(step, num_expected, limit_of, least, left)
-        if not guesses:
+        if self._depth is not None:
+            return self._ask(market, step, guesses, self._take_all(step, guesses))
+        latest = market.latest_end(_dues(step), now)
+        if self._draft_model is not None:
+            taken = self._draft_model.draft(
+                market, self.acceptance, _candidates(step, limit_of, guesses), step, latest
+            )
+            if taken is not None:
+                counts = [taken.others.get(guess.place, 0) for guess in guesses]
+                return self._ask(market, step, guesses, counts, taken.by_model)
+        if not guesses and not step.model_drafts:
             return ()
-        counts = self._take(market, step, guesses, now)
-        spent = market.added_seconds(sum(counts)) if any(counts) else 0.0
-        self._asked = _Pending(guesses, spent, market.seconds_a_token)
-        return [
+        return self._ask(market, step, guesses, _take(market, guesses, latest))
+
+    def _market(self, step: Step, num_expected: int) -> Market:
+        """The prices of a step; steps in a row that only decode as many differ too little for new
+        ones."""
+        kind = (step.num_tokens, step.num_decodes, step.budget, num_expected)
+        market = self._last_market
+        if market is None or kind != self._kind or self._num_uses >= _USES_OF_PRICES:
+            market = Market(self._model, step, num_expected)
+            self._last_market, self._kind, self._num_uses = market, kind, 0
+            if step.num_tokens != step.num_decodes:
+                self._last_market = None
+        self._num_uses += 1
+        return market
+
+    def _ask(
+        self,
+        market: Market,
+        step: Step,
+        guesses: list[_Guess],
+        counts: Sequence[int],
+        by_model: Mapping[int, int] = _NONE,
+    ) -> list[Drafts]:
+        """Note what the step will tell about; returns the drafts."""
+        num_drafts = sum(counts) + sum(by_model.values())
+        spent = market.added_seconds(num_drafts) + step.draft_seconds
+        requests = [step.requests[draft.place] for draft in step.model_drafts]
+        self._asked = _Pending(guesses, requests, spent, market.seconds_a_token)
+        drafts = [
             (guess.place, tuple(guess.tokens[:count]))
             for guess, count in zip(guesses, counts, strict=True)
             if count
         ]
+        drafts += [(place, (UNKNOWN,) * count) for place, count in by_model.items()]
+        return drafts
 
     def planned(self, plan: StepPlan) -> None:
         """The step of the last `draft` is on its way."""
@@ -168,15 +219,18 @@ class Speculator:
         pending = self._pending.pop(plan.step_id, None)
         if pending is None:
             return
-        attempted = accepted = 0
         for guess in pending.guesses:
             outcome = result.requests[guess.place]
-            if outcome.error is not None or not outcome.token_ids:
-                continue
-            attempted += plan.requests[guess.place].num_drafts
-            accepted += len(outcome.token_ids) - 1
-            self._learn(guess, outcome.token_ids)
-        if attempted:
+            if outcome.error is None:
+                self._learn(guess, outcome.token_ids)
+        if self._draft_model is not None:
+            self._draft_model.settle(plan, result, pending.by_model, self.acceptance, self.ledger)
+        attempted = accepted = 0
+        for planned, outcome in zip(plan.requests, result.requests, strict=True):
+            if planned.num_drafts and outcome.token_ids:
+                attempted += planned.num_drafts
+                accepted += len(outcome.token_ids) - 1
+        if attempted or pending.by_model:
             saved = accepted * pending.seconds_a_token
             self.ledger.book(attempted, accepted, pending.seconds_spent, saved)
 
@@ -190,6 +244,8 @@ class Speculator:
         track = self._tracks.pop(request, None)
         if track is not None:
             self._num_own_tokens -= track.num_indexed
+        if self._draft_model is not None:
+            self._draft_model.end(request)
         if request.speculate:
             self.history.remember(request)
 
@@ -218,7 +274,8 @@ class Speculator:
             limit = min(limit_of(request), self._depth or _DEEPEST)
             if limit <= 0:
                 continue
-            num_to_index -= self._index(track, request, num_to_index)
+            if len(request.tokens) - track.num_indexed >= _INDEXED_TOGETHER:
+                num_to_index -= self._index(track, request, num_to_index)
             guess = self._guess(index, request, track, limit, least)
             if guess is not None:
                 guesses.append(guess)
@@ -233,59 +290,37 @@ class Speculator:
         if found is None:
             return None
         source, match = found
-        guess = _Guess(index, request, [], [], [], [], [])
-        rates, record = self.acceptance.rates, track.record
-        is_sampled = not request.params.is_greedy
-        reach = 1.0
+        tokens: list[int] = []
+        cells: list[int] = []
+        reach: list[float] = []
+        rates, chance_of = self.acceptance.rates, track.record.chance
+        is_sampled, ends = not request.params.is_greedy, request.stop_tokens
+        reached = 1.0
         for token_id, level, agreement in match.continuation():
             cell = cell_of(source, is_sampled, level, agreement)
-            rate = rates[cell]
-            chance = record.chance(rate)
-            reach *= chance
-            guess.tokens.append(token_id)
-            guess.cells.append(cell)
-            guess.rates.append(rate)
-            guess.chances.append(chance)
-            guess.reach.append(reach)
-            if reach < least or len(guess.tokens) >= limit or token_id in request.stop_tokens:
+            reached *= chance_of(rates[cell])
+            tokens.append(token_id)
+            cells.append(cell)
+            reach.append(reached)
+            if reached < least or len(tokens) >= limit or token_id in ends:
                 break
-        return guess if guess.tokens else None
+        return _Guess(index, request, tokens, cells, reach) if tokens else None
 
     def _find(self, track: _Track, request: Request) -> tuple[int, Match] | None:
         """The longer match; the request's own text if both are as long."""
         own = track.text.find(request.tokens)
         answers = self.history.find(request)
         if own is not None and (answers is None or own.level >= answers.level):
-            return _OWN, own
-        return None if answers is None else (_ANSWERS, answers)
+            return OWN, own
+        return None if answers is None else (ANSWERS, answers)
 
-    def _take(self, market: Market, step: Step, guesses: Sequence[_Guess], now: float) -> list[int]:
-        """How many tokens of each guess are verified."""
-        counts = [0] * len(guesses)
-        if self._depth is not None:
-            left = step.budget
-            for place, guess in enumerate(guesses):
-                counts[place] = min(len(guess.tokens), left)
-                left -= counts[place]
-            return counts
-        offers = [
-            (-chance, place)
-            for place, guess in enumerate(guesses)
-            for chance in guess.reach
-            if chance >= market.least_chance
-        ]
-        if not offers:
-            return counts
-        offers.sort()
-        dues = [
-            request.due
-            for request, planned in zip(step.requests, step.planned, strict=True)
-            if planned.sample is not None
-        ]
-        latest = market.latest_end(dues, now)
-        number = market.best_number([-chance for chance, _ in offers], latest)
-        for _, place in offers[:number]:
-            counts[place] += 1
+    def _take_all(self, step: Step, guesses: Sequence[_Guess]) -> list[int]:
+        """As many tokens of each guess as the budget holds, whatever they cost."""
+        left = step.budget
+        counts = []
+        for guess in guesses:
+            counts.append(min(len(guess.tokens), left))
+            left -= counts[-1]
         return counts
 
     def _note_interest(
@@ -304,16 +339,18 @@ class Speculator:
         """Compare with what came, up to the first that differs; past the end of the drafts one
         more token is known."""
         track = self._tracks.get(guess.request)
-        for token_id, guessed, cell, rate, chance in zip(
-            token_ids, guess.tokens, guess.cells, guess.rates, guess.chances, strict=False
+        before = 1.0
+        for token_id, guessed, cell, reach in zip(
+            token_ids, guess.tokens, guess.cells, guess.reach, strict=False
         ):
             is_right = token_id == guessed
-            self.acceptance.note(cell, is_right)
-            self.ledger.note_chance(chance, is_right)
             if track is not None:
-                track.record.note(rate, is_right)
+                track.record.note(self.acceptance.rates[cell], is_right)
+            self.acceptance.note(cell, is_right)
+            self.ledger.note_chance(reach / before, is_right)
             if not is_right:
                 return
+            before = reach
 
     def _track(self, request: Request) -> _Track:
         track = self._tracks.get(request)
@@ -344,6 +381,48 @@ class Speculator:
         track.num_indexed += num_tokens
         self._num_own_tokens += num_tokens
         return num_tokens
+
+
+def _dues(step: Step) -> list[float]:
+    """When the next token of each request is due that gets one in this step."""
+    return [
+        request.due
+        for request, planned in zip(step.requests, step.planned, strict=True)
+        if planned.sample is not None
+    ]
+
+
+def _take(market: Market, guesses: Sequence[_Guess], latest: float) -> list[int]:
+    """How many tokens of each guess are verified."""
+    counts = [0] * len(guesses)
+    least = market.least_chance
+    offers = [
+        (-chance, index)
+        for index, guess in enumerate(guesses)
+        for chance in guess.reach
+        if chance >= least
+    ]
+    if offers:
+        offers.sort()
+        best = market.best([-chance for chance, _ in offers], latest)
+        for _, index in offers[: best.number]:
+            counts[index] += 1
+    return counts
+
+
+def _candidates(
+    step: Step, limit_of: Callable[[Request], int], guesses: Sequence[_Guess]
+) -> list[Candidate]:
+    """The decodes of a step that a draft model may guess for."""
+    reach = {guess.place: guess.reach for guess in guesses}
+    candidates = []
+    for place, planned in enumerate(step.planned):
+        request = step.requests[place]
+        if planned.sample is not None and len(planned.tokens) == 1 and request.speculate:
+            limit = limit_of(request)
+            if limit > 0:
+                candidates.append(Candidate(place, request, limit, reach.get(place, ())))
+    return candidates
 
 
 class EachAlone:

@@ -31,6 +31,7 @@ _BITS = 24  # of a token id in a key
 _MOST_PLACES = 16  # that are looked at, newest first
 _NOWHERE = -1
 _BREAK = -1  # stands between two texts; follows nothing, and nothing follows it
+_HIGHEST = len(LEVELS) - 1
 _LEVEL_OF = [bisect_right(LEVELS, length) - 1 for length in range(LEVELS[-1] + 1)]
 
 
@@ -51,24 +52,34 @@ class Match(NamedTuple):
         """The likeliest next tokens, as long as there are any: each is what most of the places
         say that agree with all tokens before it; the newest decides between equals."""
         text, places = self.text, self.places
-        length = LEVELS[self.level]
+        end = len(text)
+        depth = LEVELS[self.level]
         offset = 0
-        while True:
-            ahead = [text[place + offset] for place in places if place + offset < len(text)]
+        while len(places) > 1:
+            ahead = [text[place + offset] for place in places if place + offset < end]
             if not ahead:
                 return
-            token_id, votes = Counter(ahead).most_common(1)[0] if len(ahead) > 1 else (ahead[0], 1)
+            token_id, votes = ahead[0], ahead.count(ahead[0])
+            if votes < len(ahead):
+                token_id, votes = Counter(ahead).most_common(1)[0]
             if token_id == _BREAK:
                 return
-            level = _LEVEL_OF[min(length + offset, LEVELS[-1])]
+            level = _LEVEL_OF[depth] if depth < LEVELS[-1] else _HIGHEST
             yield NextToken(token_id, level, _agreement(votes, len(ahead)))
             if votes < len(places):
                 places = [
                     place
                     for place in places
-                    if place + offset < len(text) and text[place + offset] == token_id
+                    if place + offset < end and text[place + offset] == token_id
                 ]
             offset += 1
+            depth += 1
+        for place in range(places[0] + offset, end):
+            token_id = text[place]
+            if token_id == _BREAK:
+                return
+            yield NextToken(token_id, _LEVEL_OF[depth] if depth < LEVELS[-1] else _HIGHEST, SOLE)
+            depth += 1
 
 
 def _agreement(votes: int, num_places: int) -> int:

@@ -14,9 +14,10 @@ from hotbatch.cli import app
 from hotbatch.core.errors import OptionError
 from hotbatch.executor import profile as profile_module
 from hotbatch.options import EngineOptions
-from hotbatch.tune import Finalist, choose, plot, read_workload, table, tune
-from hotbatch.tuning import Figures, Settings, Trial
-from hotbatch.tuning import trials as search_module
+from hotbatch.tune import plot, read_workload, table, tune
+from hotbatch.tuning import Figures, Finalist, Settings, Trial, choose
+from hotbatch.tuning import settings as grid
+from hotbatch.tuning.report import frontier
 
 TINY: dict[str, Any] = {
     "model": "tiny",
@@ -29,8 +30,8 @@ TINY: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile_module, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(search_module, "SEATS", (4, 16))
-    monkeypatch.setattr(search_module, "BUDGETS", (64, 256))
+    monkeypatch.setattr(grid, "SEATS", (4, 16))
+    monkeypatch.setattr(grid, "BUDGETS", (64, 256))
     measure = tune_module.measure_ceiling
     monkeypatch.setattr(
         tune_module,
@@ -51,9 +52,10 @@ def test_what_was_found_is_kept_and_served_with(tmp_path: Path) -> None:
     )
     assert outcome.path is not None
     assert any("GB/s" in line for line in said)
-    assert len(outcome.trials) == 4
-    assert all(finalist.real is not None for finalist in outcome.finalists)
-    assert outcome.finalists[0].is_default
+    assert {trial.settings.max_num_seqs for trial in outcome.trials} == {4, 16}
+    assert all(len(finalist.real) == 2 for finalist in outcome.finalists), "in each round"
+    assert [finalist.is_plain for finalist in outcome.finalists[:3]] == [True, True, False]
+    assert outcome.finalists[2].is_default
     served = assemble(EngineOptions(**TINY))
     assert not served.known.is_new
     assert served.known.profile == outcome.profile
@@ -62,7 +64,8 @@ def test_what_was_found_is_kept_and_served_with(tmp_path: Path) -> None:
     if not outcome.chosen.is_default:
         assert served.options.max_num_seqs == outcome.chosen.trial.settings.max_num_seqs
     lines = table(outcome).splitlines()
-    assert len(lines) == 1 + len(outcome.finalists)
+    assert len(lines) == 2 + len(outcome.finalists)
+    assert "first-come" in lines[-1]
     assert sum("chosen" in line for line in lines) == 1
     image = tmp_path / "frontier.png"
     plot(outcome, image)
@@ -71,7 +74,8 @@ def test_what_was_found_is_kept_and_served_with(tmp_path: Path) -> None:
 
 def finalist(worth: float, real: float | None, is_default: bool = False) -> Finalist:
     trial = Trial(Settings(8, 64), (Figures(worth, 100.0, 1.0),))
-    return Finalist(trial, None if real is None else Figures(real, 100.0, 1.0), is_default)
+    rounds = () if real is None else (Figures(real / 2, 50.0, 0.5), Figures(real, 100.0, 1.0))
+    return Finalist(trial, rounds, is_default)
 
 
 def test_the_default_stays_unless_another_is_clearly_better() -> None:
@@ -81,6 +85,16 @@ def test_the_default_stays_unless_another_is_clearly_better() -> None:
     assert choose([default, finalist(1.01, None)]) is default
     # What the engine did counts, not what the simulator promised.
     assert choose([finalist(1.0, 1.0, True), finalist(2.0, 0.9)]).is_default
+    plain = Finalist(Trial(Settings(8, 64, is_plain=True), better.trial.figures), better.real)
+    assert choose([plain, default]) is default, "it is there to compare with"
+
+
+def test_the_frontier_is_what_nothing_beats() -> None:
+    def trial(throughput: float, worth: float) -> Trial:
+        return Trial(Settings(1, 1), (Figures(worth, throughput, 1.0),))
+
+    best, fast, beaten = trial(50.0, 2.0), trial(90.0, 1.0), trial(40.0, 1.5)
+    assert frontier([beaten, fast, best]) == [best, fast]
 
 
 def test_a_workload_that_is_none(tmp_path: Path) -> None:

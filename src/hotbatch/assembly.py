@@ -102,8 +102,13 @@ class Assembly:
             keep_ceiling(self.known, self.engine.accountant.roofline.ceiling)
 
 
-def assemble(options: EngineOptions, report: Report | None = None) -> Assembly:
+def assemble(
+    options: EngineOptions, report: Report | None = None, *, as_tuned: bool = True
+) -> Assembly:
     """Load the model and join the parts.
+
+    Args:
+        as_tuned: options that were left at their default are as `hotbatch tune` found them best.
 
     Raises:
         ModelLoadError: the model cannot be found, fetched or read.
@@ -116,7 +121,8 @@ def assemble(options: EngineOptions, report: Report | None = None) -> Assembly:
         _require_gpu()
     precision, why_precision = _precision(options, model)
     known = know(options, profile_key(options, model, precision, _kv_dtype(options, precision)))
-    options = with_tuned(options, known.profile)
+    if as_tuned:
+        options = with_tuned(options, known.profile)
     executor = _executor(options, model, precision, why_precision, report)
     scheduler = _scheduler(options, executor.info, primed_cost_model(known.profile))
     if scheduler.cost_model is not None and not scheduler.cost_model.is_trained:

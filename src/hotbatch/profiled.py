@@ -119,7 +119,7 @@ def primed_cost_model(profile: Profile) -> CostModel:
     model = CostModel()
     for _ in range(_PRIMING_ROUNDS if profile.curve else 0):
         for step in profile.curve:
-            model.observe(features_of(step), step[-1])
+            model.observe(features_of(step), step[-1], is_live=False)
     return model
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from hotbatch.core.cost_model import CostModel, StepFeatures
 from hotbatch.core.plan import StepPlan
-from hotbatch.core.policies import full_policies
 from hotbatch.engine.protocol import ExecutorInfo
 from hotbatch.simulator import RooflineStepTime, SimulatedExecutor
 from hotbatch.tuning import (
@@ -21,7 +20,8 @@ from hotbatch.tuning import (
     measure_curve,
     search,
 )
-from hotbatch.tuning.trials import Simulator, all_settings, best_rate, figures_of
+from hotbatch.tuning.settings import Heard, all_pairs, figures_of
+from hotbatch.tuning.trials import LOADS, Simulator, Trial, best_rate, refine
 from hotbatch.tuning.workload import Job, jobs_of
 
 STEP_TIME = RooflineStepTime(overhead=0.0, weights=0.004, per_token=0.0003)
@@ -127,11 +127,11 @@ def test_good_is_what_keeps_both_targets_to_the_end() -> None:
     job = Job(0.0, 10, 3)
     targets = Targets(1.0, 0.1)
     good = [2.5, 2.59, 2.68]
-    assert figures_of([(job, 2.0, good)], targets).attainment == 1.0
-    assert figures_of([(job, 1.0, good)], targets).attainment == 0.0, "first token late"
-    assert figures_of([(job, 2.0, [2.5, 2.7, 2.9])], targets).attainment == 0.0, "slow"
-    assert figures_of([(job, 2.0, good[:2])], targets).attainment == 0.0, "not whole"
-    figures = figures_of([(job, 2.0, good), (job, 2.0, [])], targets)
+    assert figures_of([Heard(job, 2.0, good)], targets).attainment == 1.0
+    assert figures_of([Heard(job, 1.0, good)], targets).attainment == 0.0, "first token late"
+    assert figures_of([Heard(job, 2.0, [2.5, 2.7, 2.9])], targets).attainment == 0.0, "slow"
+    assert figures_of([Heard(job, 2.0, good[:2])], targets).attainment == 0.0, "not whole"
+    figures = figures_of([Heard(job, 2.0, good), Heard(job, 2.0, [])], targets)
     assert (figures.goodput, figures.throughput) == pytest.approx((1 / 0.68, 3 / 0.68))
 
 
@@ -144,8 +144,7 @@ def test_the_best_rate_is_that_of_a_full_batch() -> None:
 def simulator(jobs: int = 60, profile: str = "chat", tpot: float = 0.03) -> Simulator:
     return Simulator(
         INFO,
-        CurveStepTime(curve(), 0.0002),
-        full_policies,
+        {None: CurveStepTime(curve(), 0.0002)},
         make_jobs(PROFILES[profile], jobs, 1024),
         Targets(1.0, tpot),
     )
@@ -167,7 +166,8 @@ def test_the_same_search_has_the_same_result() -> None:
 
 
 def test_every_setting_holds_a_token_of_each_sequence() -> None:
-    settings = all_settings()
+    settings = all_pairs(Settings(1, 1, num_blocks=7))
+    assert all(s.num_blocks == 7 for s in settings)
     assert len(settings) == len(set(settings)) > 30
     assert all(s.max_num_batched_tokens >= s.max_num_seqs for s in settings)
 
@@ -175,8 +175,40 @@ def test_every_setting_holds_a_token_of_each_sequence() -> None:
 def test_the_real_engine_confirms() -> None:
     jobs = [Job(float(index), 8, 5) for index in range(6)]
     executor = machine()
-    figures = confirm(executor, Settings(4, 64), jobs, 200.0, Targets(5.0, 5.0), full_policies)
+    figures = confirm(executor, Settings(4, 64), jobs, 200.0, Targets(5.0, 5.0))
     assert figures.attainment == 1.0
     assert figures.throughput > 0.0
-    again = confirm(executor, Settings(2, 64), jobs, 200.0, Targets(1e-9, 5.0), full_policies)
+    again = confirm(executor, Settings(2, 64), jobs, 200.0, Targets(1e-9, 5.0))
     assert again.attainment == 0.0, "the executor stays open from one finalist to the next"
+
+
+def test_a_larger_cache_and_other_threads_are_taken_only_if_they_bring_something() -> None:
+    base = simulator(profile="documents", tpot=1.0)
+    slow, quick = CurveStepTime(curve(), 0.02), CurveStepTime(curve(), 0.0)
+
+    def refined(num_blocks: int, other: CurveStepTime) -> Trial:
+        trial = Simulator(
+            INFO, {None: CurveStepTime(curve(), 0.002), 1: other}, base.jobs, base.targets
+        )
+        best = trial.trial(Settings(64, 256, num_blocks), len(base.jobs))
+        tried = refine(trial, best, num_blocks=(2000,), threads=(1,))
+        assert len(tried) == 3 and best in tried
+        return tried[0]
+
+    assert refined(70, slow).settings == Settings(64, 256, 2000), "two documents at a time: more"
+    assert refined(1900, slow).settings == Settings(64, 256, 1900), "it was enough"
+    assert refined(1900, quick).settings.threads == 1
+
+
+def test_plain_batching_is_what_it_says() -> None:
+    plain, full = Settings(8, 64, is_plain=True), Settings(8, 64)
+    assert not plain.policies().deadlines and full.policies().deadlines
+    base = simulator()
+    assert base.trial(plain, 40) != base.trial(full, 40)
+    assert len(base.trial(plain, 40).figures) == len(LOADS)
+
+
+def test_a_setting_uses_no_more_of_the_cache_than_it_says() -> None:
+    assert Settings(4, 64, 100).config(INFO).num_blocks == 100
+    assert Settings(4, 64).config(INFO).num_blocks == INFO.num_blocks
+    assert Settings(4, 64, 9000).config(INFO).num_blocks == INFO.num_blocks

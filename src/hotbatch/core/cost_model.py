@@ -14,7 +14,8 @@ prices are held at zero or above, so that a longer chunk is never predicted to b
 On top comes what was measured: for steps of up to 64 tokens that are all sampled from, as
 decodes and drafts are, the mean ratio
 between measured and fitted time at exactly that many tokens. That holds the teeth of the real
-curve (kernels work in tiles), where most steps happen.
+curve (kernels work in tiles), where most steps happen. And all of it is taken times the pace of
+the moment (`pace`): coefficients learn what is lasting, at the usual pace.
 
 A step during which the machine did something else is an outlier: its excess is clipped. Many
 in a row are a changed machine, and the whole model is rescaled to it.
@@ -29,6 +30,7 @@ from math import exp, isfinite, log
 from typing import TYPE_CHECKING, NamedTuple
 
 from hotbatch.core.least_squares import RecentQuantiles, RecursiveLeastSquares
+from hotbatch.core.pace import Pace
 
 if TYPE_CHECKING:
     from hotbatch.core.plan import StepPlan
@@ -101,7 +103,7 @@ class PredictionErrors(NamedTuple):
 
 
 # The curve's bends. Between two of them it is straight: the finest knees lie at few tokens.
-_BENDS = (8, 32, 128, 512)
+_BENDS = (16, 32, 128, 512)
 # What makes each feature about 1 in a full step.
 _TOKENS, _CONTEXT, _ATTENDED, _SAMPLED = 64.0, 4096.0, 262144.0, 64.0
 # An observation's weight halves after 350 steps: seconds to minutes, on any machine.
@@ -116,6 +118,7 @@ _WARM_UP = 32  # steps whose times are believed whatever they are
 _MIXED_WARM_UP = 4  # of these, with a part of a prompt
 _FIRST_STEPS = 16  # that a rough price of rows takes, one of them with a part of a prompt
 _CLIP = 2.0  # a step this much slower or quicker than predicted is an outlier ...
+_FIT_CLIP = 1.3  # and of the coefficients it may say no more than this
 _REGIME = 8  # ... unless so many in a row are, all to the same side
 _TABLE = 64  # tokens of the largest decode-only step with a measured ratio
 _TABLE_MEMORY = 200  # steps that a cell remembers
@@ -129,6 +132,7 @@ class CostModel:
     def __init__(self) -> None:
         self._fit = RecursiveLeastSquares(_SIZE, forgetting=_FORGETTING, prior=_PRIOR)
         self._prices = _Prices()
+        self._pace = Pace()
         self._table = [1.0] * (_TABLE + 1)
         self._table_counts = [0] * (_TABLE + 1)
         # Of steps that decode only, and of steps with a part of a prompt: measured / predicted.
@@ -155,7 +159,7 @@ class CostModel:
         if not self._num_observed:
             return 0.0
         num_tokens = features.num_tokens
-        seconds = self._prices.of(features)
+        seconds = self._prices.of(features) * self._pace.factor
         if num_tokens <= _TABLE and num_tokens == features.num_sampled:
             seconds *= self._table[num_tokens]
         return seconds if seconds > _LEAST else _LEAST
@@ -166,7 +170,7 @@ class CostModel:
 
         Both sides by the table or both without: at its edge a ratio must not look like a price.
         """
-        prices = self._prices
+        prices, pace = self._prices, self._pace.factor
         num_tokens, is_decode_only = base.num_tokens, base.is_decode_only
         known = base.context_tokens, base.attended, base.num_sampled
         fixed = prices.rest(*known)
@@ -178,9 +182,9 @@ class CostModel:
             tokens = num_tokens + number
             seconds = prices.curve(tokens) + fixed + number * per_row
             if is_decode_only and tokens <= _TABLE:
-                seconds = seconds * self._table[tokens] - in_table
+                seconds = seconds * pace * self._table[tokens] - in_table
             else:
-                seconds -= plain
+                seconds = (seconds - plain) * pace
             added.append(seconds if seconds > 0.0 else 0.0)
         return added
 
@@ -229,14 +233,20 @@ class CostModel:
         """How far recent predictions were off, each made before its step was learnt from."""
         return PredictionErrors(self._errors.quantile(0.5), self._errors.quantile(0.95))
 
-    def observe(self, features: StepFeatures, seconds: float) -> None:
-        """Learn from a step that took `seconds`; times that cannot be are ignored."""
+    def observe(self, features: StepFeatures, seconds: float, *, is_live: bool = True) -> None:
+        """Learn from a step that took `seconds`; times that cannot be are ignored.
+
+        Args:
+            is_live: it ran just now. One that was measured earlier says nothing of the pace.
+        """
         if not (isfinite(seconds) and seconds > 0.0) or features.num_tokens < 1:
             return
         predicted = self.predict(features)
         if self._num_observed:
             self._note_error(features, predicted, seconds)
             seconds = self._clipped(predicted, seconds)
+            if self._num_observed >= _WARM_UP:
+                predicted, seconds = self._at_usual_pace(predicted, seconds, is_live)
         believed = predicted if self._num_observed > _WARM_UP else seconds
         weight = 1.0 / max(believed, 0.25 * seconds, _LEAST)
         self._fit.update(_vector(features, weight), seconds * weight)
@@ -245,6 +255,16 @@ class CostModel:
         self._note_ratio(features, seconds)
         self._num_observed += 1
         self._num_mixed += not features.is_decode_only
+
+    def _at_usual_pace(
+        self, predicted: float, seconds: float, is_live: bool
+    ) -> tuple[float, float]:
+        """What both times would be at the usual pace, for the coefficients to learn from."""
+        before = self._pace.factor
+        if is_live:
+            self._pace.note(seconds / predicted)
+        seconds = min(max(seconds, predicted / _FIT_CLIP), predicted * _FIT_CLIP)
+        return predicted / before, seconds / self._pace.factor
 
     def _note_error(self, features: StepFeatures, predicted: float, seconds: float) -> None:
         mixed = not features.is_decode_only

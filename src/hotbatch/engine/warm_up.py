@@ -7,7 +7,7 @@ there is no time for the large ones, still is known where most steps happen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hotbatch.core.cost_model import CostModel, StepFeatures
 from hotbatch.core.plan import PlannedRequest, SampleSpec, StepPlan
@@ -60,13 +60,16 @@ def _plans(info: ExecutorInfo, max_tokens: int, max_requests: int) -> Iterator[S
             lengths = [(context - 1, 1)] * num_decodes
             if size:
                 lengths.append((start, size))
-            plan = _plan(lengths, info)
+            plan = made_up_step(lengths, info)
             if plan is not None:
                 yield plan
 
 
-def _plan(lengths: list[tuple[int, int]], info: ExecutorInfo) -> StepPlan | None:
-    """A step of (position, tokens) each; None if the machine does not hold it."""
+def made_up_step(lengths: Sequence[tuple[int, int]], info: ExecutorInfo) -> StepPlan | None:
+    """A step to be timed, of requests that nobody made: (position, tokens) of each.
+
+    Its blocks are counted from the first on. None if the machine does not hold it.
+    """
     requests: list[PlannedRequest] = []
     next_block = 0
     for start, size in lengths:
@@ -76,7 +79,7 @@ def _plan(lengths: list[tuple[int, int]], info: ExecutorInfo) -> StepPlan | None
             return None
         requests.append(
             PlannedRequest(
-                f"warm-up-{len(requests)}",
+                f"made-up-{len(requests)}",
                 start,
                 tuple((index * 7 + 1) % info.vocab_size for index in range(size)),
                 tuple(range(next_block, next_block + num_blocks)),

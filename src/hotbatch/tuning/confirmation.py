@@ -6,14 +6,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.cost_model import CostModel
 from hotbatch.core.plan import StepPlan, StepResult, TokenEvent
-from hotbatch.core.policies import Policies
 from hotbatch.core.scheduler import Scheduler
 from hotbatch.engine.engine import Engine
 from hotbatch.engine.protocol import Executor, ExecutorInfo
-from hotbatch.tuning.trials import Figures, Settings, Targets, figures_of, request_of
+from hotbatch.tuning.settings import (
+    Figures,
+    Heard,
+    Settings,
+    Targets,
+    figures_of,
+    request_id,
+    request_of,
+)
 from hotbatch.tuning.workload import Job
 
 _PATIENCE = 120.0  # seconds that the last answer may take
@@ -42,21 +48,13 @@ def confirm(
     jobs: Sequence[Job],
     rate: float,
     targets: Targets,
-    policies: Callable[[], Policies],
     cost_model: Callable[[], CostModel] = CostModel,
 ) -> Figures:
-    """Play the jobs at `rate` a second to an engine with these settings."""
-    info = executor.info
-    config = SchedulerConfig(
-        num_blocks=info.num_blocks,
-        block_size=info.block_size,
-        max_model_len=info.max_model_len,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        enable_prefix_caching=False,
-        vocab_size=info.vocab_size,
-    )
-    times: dict[str, list[float]] = {f"r{index}": [] for index in range(len(jobs))}
+    """Play the jobs at `rate` a second to an engine with these settings.
+
+    The executor must have the settings' threads, and their blocks at least.
+    """
+    times: dict[str, list[float]] = {request_id(index): [] for index in range(len(jobs))}
     left = len(jobs)
     all_ended = threading.Event()
 
@@ -69,7 +67,8 @@ def confirm(
         if left == 0:
             all_ended.set()
 
-    engine = Engine(Scheduler(config, policies(), cost_model()), _KeptOpen(executor), deliver=hear)
+    scheduler = Scheduler(settings.config(executor.info), settings.policies(), cost_model())
+    engine = Engine(scheduler, _KeptOpen(executor), deliver=hear)
     engine.start()
     began = engine.now()
     arrivals = []
@@ -82,7 +81,7 @@ def confirm(
     finally:
         engine.stop()
     heard = [
-        (job, arrival, times[f"r{index}"])
+        Heard(job, arrival, times[request_id(index)])
         for index, (job, arrival) in enumerate(zip(jobs, arrivals, strict=True))
     ]
     return figures_of(heard, targets)

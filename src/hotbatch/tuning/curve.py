@@ -7,15 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hotbatch.core.cost_model import CostModel, StepFeatures
-from hotbatch.core.plan import PlannedRequest, SampleSpec, StepPlan
-from hotbatch.core.sampling_params import SamplingParams
+from hotbatch.core.plan import StepPlan
 from hotbatch.engine.protocol import Executor, ExecutorInfo
+from hotbatch.engine.warm_up import made_up_step
 
 ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 CONTEXTS = (64, 256, 1024)
 PROMPTS = (16, 32, 64, 128, 256, 512, 1024)
 MIXED = ((8, 32), (8, 128), (24, 64), (24, 256))  # decodes, and tokens of a prompt beside them
-_GREEDY = SamplingParams(temperature=0.0)
 _LEAST_REPEATS = 3
 
 Timed = tuple[StepFeatures, float]
@@ -61,30 +60,8 @@ def _plans(info: ExecutorInfo, max_rows: int) -> list[StepPlan]:
     ]
     shapes += [[(0, size)] for size in PROMPTS if size <= max_rows]
     shapes += [[(255, 1)] * rows + [(0, size)] for rows, size in MIXED if rows + size <= max_rows]
-    plans = [_plan(info, shape) for shape in shapes]
+    plans = [made_up_step(shape, info) for shape in shapes]
     return [plan for plan in plans if plan is not None]
-
-
-def _plan(info: ExecutorInfo, shape: list[tuple[int, int]]) -> StepPlan | None:
-    """A step of requests that each compute `size` tokens from `start` on; None if too large."""
-    first_block = 0
-    requests = []
-    for number, (start, size) in enumerate(shape):
-        end = start + size
-        num_blocks = -(-end // info.block_size)
-        if end >= info.max_model_len or first_block + num_blocks > info.num_blocks:
-            return None
-        requests.append(
-            PlannedRequest(
-                str(number),
-                start,
-                tuple((number * 131 + i * 7) % info.vocab_size for i in range(size)),
-                tuple(range(first_block, first_block + num_blocks)),
-                SampleSpec(_GREEDY, seed=number, position=end, num_prompt=end),
-            )
-        )
-        first_block += num_blocks
-    return StepPlan(0, tuple(requests))
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,12 +74,18 @@ class BlockPool:
                 del self._cached[block]
             counts[block] += 1
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], *, is_ahead: bool = False) -> None:
         """Drop one reference of each.
 
         The last blocks of a table go first, so that the end of a prefix is reclaimed before
         its beginning, without which the end cannot be found.
+
+        Args:
+            is_ahead: nobody has asked for their content; it is reclaimed before all other.
         """
+        if is_ahead:
+            self._release_ahead(blocks)
+            return
         counts = self._ref_counts
         for block in reversed(blocks):
             assert counts[block] > 0, f"block {block} released once too often"
@@ -89,6 +95,12 @@ class BlockPool:
                     self._cached[block] = None
                 else:
                     self._free.append(block)
+
+    def _release_ahead(self, blocks: Sequence[int]) -> None:
+        for block in blocks:  # each goes before the one before it
+            self.release((block,))
+            if self._ref_counts[block] == 0 and self._kept[block]:
+                self._cached.move_to_end(block, last=False)
 
     def keep(self, block: int) -> None:
         """Note that the content of a block in use is worth keeping after its release."""

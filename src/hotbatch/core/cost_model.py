@@ -78,6 +78,16 @@ class StepFeatures(NamedTuple):
             self.num_sampled + 1,
         )
 
+    def minus(self, part: StepFeatures) -> StepFeatures:
+        """What is left without a part of it."""
+        return StepFeatures(
+            self.num_tokens - part.num_tokens,
+            self.num_requests - part.num_requests,
+            self.context_tokens - part.context_tokens,
+            self.attended - part.attended,
+            self.num_sampled - part.num_sampled,
+        )
+
     def plus_chunk(self, start: int, size: int, num_sampled: int = 0) -> StepFeatures:
         """With `size` more rows of one request, at positions from `start` on."""
         return StepFeatures(

@@ -27,7 +27,8 @@ As somebody always is spared by the choice of victims and is known to fit when a
 ends, and so does everybody after it.
 
 What is left of the budget may go to guesses of the next tokens of those that decode
-(`speculation`), in blocks that nobody wants (`drafting`).
+(`speculation`), in blocks that nobody wants (`drafting`). And where nobody waits, whole requests
+that nobody has sent yet are computed ahead (`ahead_filling`).
 
 Cost: planning is linear in the running requests, with nothing in it that grows with their
 length; waiting requests cost nothing until there is room for them.
@@ -38,6 +39,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from math import inf
 
+from hotbatch.core.ahead_filling import AheadFiller
 from hotbatch.core.batch_share import BatchShare
 from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.cost_model import CostModel
@@ -61,7 +63,7 @@ from hotbatch.core.request_check import check_request, max_output
 from hotbatch.core.roster import OWED, Roster
 from hotbatch.core.seating import Seating
 from hotbatch.core.service_class import ServiceClass
-from hotbatch.core.speculation import Drafter, EachAlone
+from hotbatch.core.speculation import AheadBook, Drafter, EachAlone, GuessNews
 from hotbatch.core.stats import SchedulerStats
 from hotbatch.core.step import Step
 from hotbatch.core.step_filling import StepFiller
@@ -81,6 +83,8 @@ class Scheduler:
         policies: the choices that may differ; the default is first come, first served.
         cost_model: predicts the time of steps; one is made if the policies need it.
         drafter: guesses next tokens; without one, `policies.propose_drafts` does, if anything.
+        ahead: the books of guessed requests; without them, nothing is computed ahead. Closed
+            batches take no guesses.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Scheduler:
         policies: Policies | None = None,
         cost_model: CostModel | None = None,
         drafter: Drafter | None = None,
+        ahead: AheadBook | None = None,
     ) -> None:
         self.config = config
         self._policies = policies = policies or Policies()
@@ -130,6 +135,18 @@ class Scheduler:
             self._draft_filler = DraftFiller(
                 config, drafter, self._roster, self._kv, self._preemptor, self._seating
             )
+        self._ahead: AheadFiller | None = None
+        if ahead is not None and not self._is_closed_mode:
+            self._ahead = AheadFiller(
+                config,
+                ahead,
+                self._roster,
+                self._kv,
+                self._preemptor,
+                self._seating,
+                cost_model,
+            )
+        self._answered: list[TokenEvent] = []  # on arrival, not told yet
         self._gathering = WaitingQueue()  # of a static batch that is not formed yet
         self._closed_batch: set[Request] = set()  # live members of a static batch
         self._draining: set[Request] = set()  # ended, but a step in flight uses their blocks
@@ -172,6 +189,8 @@ class Scheduler:
         request.max_output = max_output(request, self.config)
         self._urgency.classify(request)
         request.queue_key = self._policies.waiting_key(request)
+        if self._ahead is not None and request.speculate and self._answer(request):
+            return
         roster.by_id[request.request_id] = request
         self._groups.join(request)
         if request.group is not None:
@@ -181,7 +200,7 @@ class Scheduler:
         else:
             roster.enqueue(request)
         time_to_live = self.config.queue_time_to_live
-        if time_to_live is not None:
+        if time_to_live is not None and request.num_output == 0:
             entry = (request.arrival + time_to_live, request.order, request)
             heappush(self._expiries, entry)
 
@@ -213,6 +232,42 @@ class Scheduler:
                 events.append(self._expiry_event(request))
         return events
 
+    def answered(self) -> list[TokenEvent]:
+        """What requests got on arrival, as it was computed before they came."""
+        events, self._answered = self._answered, []
+        return events
+
+    # Requests that nobody has sent yet
+
+    @property
+    def guesses_requests(self) -> bool:
+        """True if guesses are taken."""
+        return self._ahead is not None
+
+    def guess(self, request: Request, chance: float, now: float) -> None:
+        """Take a request that may come, to be computed in capacity that would idle. It has no
+        events; `guess_news` says what became of it.
+
+        Raises:
+            InvalidRequestError: it could never be served.
+        """
+        if self._ahead is not None:
+            self._ahead.offer(request, chance, now)
+
+    def reprice_guess(self, request_id: str, chance: float) -> None:
+        """A guess became more or less likely; 0 ends it. Does nothing if it is over."""
+        if self._ahead is not None:
+            self._ahead.reprice(request_id, chance)
+
+    @property
+    def guess_holders(self) -> list[Request]:
+        """Guesses that hold blocks now: none while nothing is planned."""
+        return [] if self._ahead is None else list(self._ahead.holders)
+
+    def guess_news(self) -> list[GuessNews]:
+        """What became of guesses since the last time."""
+        return [] if self._ahead is None else self._ahead.book.take_news()
+
     @property
     def has_classes(self) -> bool:
         """True if a higher class displaces lower ones."""
@@ -235,6 +290,8 @@ class Scheduler:
         step = Step(self.config.max_num_batched_tokens)
         self._preemptor.begin()
         self._seating.begin()
+        if self._ahead is not None:
+            self._ahead.make_way()
         if self._urgency.lift_aged(self._next_order, now):
             self._next_order += 1
         owed = self._urgency.call_owed(now)
@@ -246,10 +303,12 @@ class Scheduler:
             self._filler.move_somebody(step, now)
         for request in owed:
             self._urgency.settle(request)
+        if step.planned and self._draft_filler is not None:
+            self._draft_filler.fill(step, now)
+        if self._ahead is not None:
+            self._ahead.fill(step, now)
         if not step.planned:
             return None
-        if self._draft_filler is not None:
-            self._draft_filler.fill(step, now)
         return self._close_plan(step)
 
     def next_wakeup(self, now: float) -> float | None:
@@ -278,8 +337,12 @@ class Scheduler:
         counters = self._counters
         charges: dict[tuple[int, str], int] = {}
         ended = False
+        num_asked = len(step.requests) - step.num_ahead
         for planned, request, outcome in zip(
-            plan.requests, step.requests, result.requests, strict=True
+            plan.requests[:num_asked],
+            step.requests[:num_asked],
+            result.requests[:num_asked],
+            strict=True,
         ):
             assert outcome.request_id == planned.request_id, "results are not in plan order"
             request.in_flight -= 1
@@ -297,6 +360,8 @@ class Scheduler:
                 charges[account] = charges.get(account, 0) + len(event.token_ids)
         if ended:
             self._roster.drop_finished()
+        if step.num_ahead and self._ahead is not None:
+            self._ahead.commit(plan, result, step)
         if self._drafter is not None:
             self._drafter.settle(plan, result)
         if counters is not None:
@@ -310,7 +375,9 @@ class Scheduler:
         if self._drafter is not None:
             self._drafter.drop(plan)
         events: list[TokenEvent] = []
-        for request in step.requests:
+        if self._ahead is not None:
+            self._ahead.fail(step)
+        for request in step.requests[: len(step.requests) - step.num_ahead]:
             request.in_flight -= 1
             if request.state is RequestState.FINISHED:
                 self._drain(request)
@@ -325,13 +392,18 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         pool = self._kv.pool
         num_running, num_paused = len(self._roster.running), len(self._roster.paused)
+        guesses = dict(self._drafter.accounts()) if self._drafter is not None else {}
+        num_held = 0  # by guesses: whoever wants these blocks gets them
+        if self._ahead is not None:
+            guesses.update(self._ahead.book.accounts())
+            num_held = self._ahead.num_held
         return SchedulerStats(
             num_running=num_running,
             num_waiting=len(self._roster) - num_running - num_paused,
             blocks_total=pool.num_blocks,
             blocks_free=pool.num_free,
-            blocks_cached=pool.num_cached,
-            blocks_used=pool.num_used,
+            blocks_cached=pool.num_cached + num_held,
+            blocks_used=pool.num_used - num_held,
             prefix_query_tokens=self._kv.query_tokens,
             prefix_hit_tokens=self._kv.hit_tokens,
             preemptions=self._preemptor.num_preemptions,
@@ -341,13 +413,18 @@ class Scheduler:
             num_paused=num_paused,
             pauses=self._preemptor.num_pauses,
             expired=self._num_expired,
-            guesses=self._drafter.accounts() if self._drafter is not None else {},
+            guesses=guesses,
+            num_guesses=len(self._ahead.book) if self._ahead is not None else 0,
         )
 
     def check_integrity(self) -> None:
         """Assert that no block and no request is lost or in two places."""
         held = [source for step in self._steps.values() for source, _ in step.copies]
-        self._kv.check_integrity([*self._roster.holders, *self._draining], held)
+        holders = [*self._roster.holders, *self._draining]
+        if self._ahead is not None:
+            self._ahead.check_integrity()
+            holders += self._ahead.holders
+        self._kv.check_integrity(holders, held)
         self._groups.check_integrity()
         self._roster.check_integrity()
         num_placed = len(self._roster.running) + sum(map(len, self._roster.queues))
@@ -393,6 +470,7 @@ class Scheduler:
             paused,
             predicted,
             step.mix(held_back),
+            step.num_ahead,
         )
         self._next_step_id += 1
         self._steps[plan.step_id] = step
@@ -409,6 +487,37 @@ class Scheduler:
             return HeldBack.KV
         is_full = num_running >= self.config.max_num_seqs
         return HeldBack.SEATS if is_full or self._is_closed_mode else None
+
+    def _answer(self, request: Request) -> bool:
+        """Give a request that comes what is known of its answer; True if that is all of it.
+
+        Otherwise it goes on from there like one that has lost its KV.
+        """
+        assert self._ahead is not None
+        given = self._ahead.answer(request)
+        if given is None:
+            return False
+        request.num_cached = request.num_prompt
+        request.first_token_at = request.arrival
+        request.due = inf
+        self._num_prompt_tokens += request.num_prompt
+        self._num_generated_tokens += len(given.token_ids)
+        if given.reason is not None:
+            request.apply(RequestEvent.FINISH)
+            request.finish_reason = given.reason
+        self._answered.append(
+            TokenEvent(
+                request.request_id,
+                given.token_ids,
+                given.logprobs,
+                finish_reason=given.reason,
+                stop_token_id=request.stop_token_id,
+                num_prompt=request.num_prompt,
+                num_output=request.num_output,
+                num_cached=request.num_prompt,
+            )
+        )
+        return given.reason is not None
 
     # Booking
 
@@ -536,6 +645,8 @@ class Scheduler:
         self._share.chosen.pop(request, None)
         if self._drafter is not None:
             self._drafter.end(request)
+        if self._ahead is not None and request.speculate and reason is not FinishReason.ERROR:
+            self._ahead.book.remember(request)
         self._draining.add(request)
         self._drain(request)
 

@@ -34,6 +34,7 @@ class SchedulerStats:
     pauses: int = 0
     expired: int = 0  # waited longer than the queue's time to live
     guesses: Mapping[str, Account] = field(default_factory=dict)
+    num_guesses: int = 0  # requests guessed and neither come nor given up yet
 
     @property
     def block_usage(self) -> float:

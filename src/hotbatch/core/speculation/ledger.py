@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-NEXT_TOKENS = "token"  # the distance of drafts, by name
+# The distances, by name.
+NEXT_TOKENS = "token"  # drafts
+NEXT_REQUEST = "request"  # requests computed before they came
+REPEATED_REQUEST = "repeat"  # requests that came again; their answers cost nothing
 
 _DECILES = 10
 

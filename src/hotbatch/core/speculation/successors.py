@@ -1,0 +1,275 @@
+"""Which request follows which: learnt from one client's requests, in the order they come.
+
+A request that has ended is a turn. When the next request comes, the turns of lately are asked
+which of them it follows: whose answer it holds, in which frame (`frames`). What follows depends
+on where a program stands, so frames are counted by state: the end of the frame that made the
+turn's own prompt, or for one that no turn explains, how it begins; and whether its answer was cut
+for its length, which is when people and programs say "continue".
+
+A frame is used once it was seen twice, and from this state at least once. Its chance in a state
+is a running rate that forgets: of the turns in that state, how many did it foretell? That it did
+not is known as soon as something else follows the turn, or when it has been waited for too long.
+
+All is bounded: turns by number, frames by number and symbols, clients by number, the longest
+unheard of first. Nothing is shared between clients (owners: tenant and cache salt).
+
+Cost: a request costs some comparisons of strings, tens of microseconds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from hotbatch.core.speculation.frames import Frame, induce
+
+State = tuple[Hashable, ...]
+
+_SEEN_BEFORE_USE = 2  # observations of a frame
+_MOST_TURNS = 16  # of an owner that may yet be followed
+_MOST_TURN_SYMBOLS = 524_288  # of their prompts
+_PATIENCE = 120.0  # seconds for which a turn may
+_LONGEST_PROMPT = 65_536  # symbols; longer ones are not followed
+_MOST_OWNERS = 128
+_MOST_STATES = 256  # of an owner
+_MOST_FRAMES = 12  # of a state
+_MOST_SYMBOLS = 262_144  # of an owner's frames
+_HEAD = 32  # symbols by which prompts that follow nothing are told apart
+_DOUBT = 1.0  # observations that the belief weighs
+_BELIEF = 0.5
+_MEMORY = 24.0  # observations that a rate remembers
+
+
+class Successor(NamedTuple):
+    """A prompt that may come next, and the chance that exactly it does.
+
+    Attributes:
+        hole: where the turn's answer stands in it.
+        state: of a turn with this prompt, but for how its answer ends.
+    """
+
+    prompt: str
+    hole: int
+    manner: Hashable
+    chance: float
+    state: State
+
+
+class Turn:
+    """A request as its successors see it."""
+
+    __slots__ = ("answer", "ended_at", "followers", "hole", "manner", "missed", "prompt", "state")
+
+    def __init__(self, prompt: str, manner: Hashable, state: State, hole: int | None) -> None:
+        self.prompt = prompt
+        self.manner = manner
+        self.state = state
+        self.hole = hole
+        self.answer = ""
+        self.ended_at = 0.0
+        self.followers: set[Frame] = set()  # frames that foretold what followed
+        self.missed: set[Frame] = set()  # frames that did not, as far as is known
+
+    def end(self, answer: str, was_cut: bool) -> None:
+        self.answer = answer
+        self.state = (*self.state, was_cut)
+
+
+class Arrival(NamedTuple):
+    """A request that came: its turn, and the one that it follows, if one is known."""
+
+    turn: Turn
+    follows: Turn | None
+
+
+class _Rate:
+    """How often a frame foretold what follows, as a running share."""
+
+    __slots__ = ("num_right", "right", "total")
+
+    def __init__(self) -> None:
+        self.num_right = 0
+        self.right = 0.0
+        self.total = 0.0
+
+    def note(self, is_right: bool) -> None:
+        self.num_right += is_right
+        if self.total >= _MEMORY:
+            kept = 1.0 - 1.0 / _MEMORY
+            self.right *= kept
+            self.total *= kept
+        self.right += is_right
+        self.total += 1.0
+
+    def forgive(self) -> None:
+        """What was noted as wrong has come after all."""
+        self.total = max(self.right, self.total - 1.0)
+
+    @property
+    def chance(self) -> float:
+        return (self.right + _BELIEF * _DOUBT) / (self.total + _DOUBT)
+
+
+class Habits:
+    """What one owner's requests show."""
+
+    def __init__(self) -> None:
+        self._turns: deque[Turn] = deque()
+        self._rates: OrderedDict[State, dict[Frame, _Rate]] = OrderedDict()
+        self._seen: dict[Frame, int] = {}  # observations in all states; those of `_rates` only
+        self._num_symbols = 0
+
+    def __len__(self) -> int:
+        """Symbols of the frames that are remembered."""
+        return self._num_symbols
+
+    def arrive(self, prompt: str, manner: Hashable, now: float) -> Arrival:
+        """A request comes: learn whom it follows."""
+        self._forget_turns(now)
+        for turn in reversed(self._turns):
+            rendered = self._foretold(turn, prompt, manner)
+            if rendered is not None:
+                return self._follow(turn, prompt, manner, *rendered)
+        for turn in reversed(self._turns):
+            frames = induce(turn.prompt, turn.answer, turn.hole, prompt, manner)
+            if frames:
+                hole = len(prompt) - len(frames[0].end) - _inserted(frames[0], turn)
+                return self._follow(turn, prompt, manner, frames, hole)
+        return Arrival(Turn(prompt, manner, ("root", manner, prompt[:_HEAD]), None), None)
+
+    def end(self, turn: Turn, answer: str, was_cut: bool, now: float) -> None:
+        """A request has its answer, and may be followed."""
+        if len(turn.prompt) > _LONGEST_PROMPT:
+            return
+        turn.end(answer, was_cut)
+        turn.ended_at = now
+        self._turns.append(turn)
+        self._forget_turns(now)
+
+    def successors(self, turn: Turn) -> list[Successor]:
+        """What may follow a turn, the likeliest first; no prompt twice."""
+        best: dict[tuple[str, Hashable], Successor] = {}
+        for frame, rate in self._rates.get(turn.state, {}).items():
+            if not rate.num_right or self._seen[frame] < _SEEN_BEFORE_USE:
+                continue
+            rendered = frame.render(turn.prompt, turn.answer, turn.hole)
+            if rendered is None or len(rendered.prompt) > _LONGEST_PROMPT:
+                continue
+            key = (rendered.prompt, frame.manner)
+            if key not in best or best[key].chance < rate.chance:
+                state = _state_of(frame)
+                best[key] = Successor(*rendered, frame.manner, rate.chance, state)
+        return sorted(best.values(), key=lambda successor: -successor.chance)
+
+    # Learning
+
+    def _foretold(
+        self, turn: Turn, prompt: str, manner: Hashable
+    ) -> tuple[list[Frame], int] | None:
+        """The known frames that make this prompt of the turn, and where its answer stands."""
+        frames, hole = [], 0
+        for frame in self._rates.get(turn.state, ()):
+            if frame.manner != manner or not prompt.endswith(frame.end):
+                continue
+            rendered = frame.render(turn.prompt, turn.answer, turn.hole)
+            if rendered is not None and rendered.prompt == prompt:
+                frames.append(frame)
+                hole = rendered.hole
+        return (frames, hole) if frames else None
+
+    def _follow(
+        self, turn: Turn, prompt: str, manner: Hashable, frames: list[Frame], hole: int
+    ) -> Arrival:
+        rates = self._rates_of(turn.state)
+        for frame in frames:
+            if frame in turn.followers:
+                continue  # the same request again says nothing new
+            rate = rates.get(frame)
+            if rate is None:
+                rate = self._remember(rates, frame)
+            elif frame in turn.missed:
+                rate.forgive()
+                turn.missed.discard(frame)
+            rate.note(True)
+            self._seen[frame] += 1
+            turn.followers.add(frame)
+        self._note_missed(turn)
+        self._bound()
+        return Arrival(Turn(prompt, manner, _state_of(frames[0]), hole), turn)
+
+    def _note_missed(self, turn: Turn) -> None:
+        for frame, rate in self._rates.get(turn.state, {}).items():
+            if frame not in turn.followers and frame not in turn.missed:
+                turn.missed.add(frame)
+                rate.note(False)
+
+    def _forget_turns(self, now: float) -> None:
+        turns = self._turns
+        num_symbols = sum(len(turn.prompt) for turn in turns)
+        while turns and (
+            len(turns) > _MOST_TURNS
+            or num_symbols > _MOST_TURN_SYMBOLS
+            or now - turns[0].ended_at > _PATIENCE
+        ):
+            forgotten = turns.popleft()
+            num_symbols -= len(forgotten.prompt)
+            self._note_missed(forgotten)
+
+    # Remembering
+
+    def _rates_of(self, state: State) -> dict[Frame, _Rate]:
+        rates = self._rates.setdefault(state, {})
+        self._rates.move_to_end(state)
+        return rates
+
+    def _remember(self, rates: dict[Frame, _Rate], frame: Frame) -> _Rate:
+        while len(rates) >= _MOST_FRAMES:
+            self._drop(rates, min(rates, key=lambda known: rates[known].right))
+        rate = rates[frame] = _Rate()
+        self._seen.setdefault(frame, 0)
+        self._num_symbols += frame.size
+        return rate
+
+    def _bound(self) -> None:
+        while len(self._rates) > 1 and (
+            len(self._rates) > _MOST_STATES or self._num_symbols > _MOST_SYMBOLS
+        ):
+            _, rates = self._rates.popitem(last=False)
+            for frame in list(rates):
+                self._drop(rates, frame)
+
+    def _drop(self, rates: dict[Frame, _Rate], frame: Frame) -> None:
+        rate = rates.pop(frame)
+        self._num_symbols -= frame.size
+        self._seen[frame] -= rate.num_right
+        if self._seen[frame] <= 0:
+            del self._seen[frame]
+
+
+class Successors:
+    """The habits of all owners; the one that was not heard of for longest is forgotten first."""
+
+    def __init__(self) -> None:
+        self._habits: OrderedDict[Hashable, Habits] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._habits)
+
+    def of(self, owner: Hashable) -> Habits:
+        habits = self._habits.get(owner)
+        if habits is None:
+            habits = self._habits[owner] = Habits()
+            if len(self._habits) > _MOST_OWNERS:
+                self._habits.popitem(last=False)
+        else:
+            self._habits.move_to_end(owner)
+        return habits
+
+
+def _state_of(frame: Frame) -> State:
+    return ("after", frame.end, frame.manner)
+
+
+def _inserted(frame: Frame, turn: Turn) -> int:
+    return len(turn.answer.strip() if frame.is_stripped else turn.answer)

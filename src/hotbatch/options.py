@@ -107,6 +107,33 @@ def parse_weights(text: str) -> dict[str, float]:
     return weights
 
 
+@dataclass(frozen=True, slots=True)
+class Distances:
+    """How far ahead is guessed: the next tokens of an answer, whole next requests."""
+
+    tokens: bool = False
+    requests: bool = False
+
+
+EVERY_DISTANCE = Distances(tokens=True, requests=True)
+
+
+def parse_distances(text: str | Distances) -> Distances:
+    """Read 'tokens', 'requests' or 'tokens,requests'.
+
+    Raises:
+        ValueError: it names something else, or nothing.
+    """
+    if isinstance(text, Distances):
+        return text
+    known = [item.name for item in dataclasses.fields(Distances)]
+    names = [part.strip() for part in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is none of {', '.join(known)}")
+    return Distances(**dict.fromkeys(names, True))
+
+
 def option(
     default: Any,
     help: str,
@@ -294,10 +321,27 @@ class EngineOptions:
 
     speculate: bool = option(
         False,
-        "Guess next tokens from the request's own text and its tenant's recent answers, and let "
-        "the model verify them in capacity that would idle: the same tokens, sooner where texts "
-        "repeat themselves. Off by default.",
+        "Guess in capacity that would idle what will be asked for: next tokens, from a request's "
+        "own text and its tenant's recent answers, and whole next requests, from what their "
+        "client sent before. The same tokens, sooner where texts or clients repeat themselves. "
+        "Off by default.",
         group=REUSE,
+    )
+    speculate_on: Distances | None = option(
+        None,
+        "With --speculate: what is guessed, of 'tokens' and 'requests'; without it, both.",
+        group=REUSE,
+        metavar="WHAT,...",
+        parse=parse_distances,
+    )
+    speculate_kv_share: float = option(
+        0.25,
+        "Share of the KV cache that requests guessed ahead may hold, from 0 to 1; they are the "
+        "first to lose it.",
+        group=REUSE,
+        low=0.0,
+        high=1.0,
+        metavar="SHARE",
     )
 
     def __post_init__(self) -> None:

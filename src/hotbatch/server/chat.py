@@ -20,7 +20,7 @@ from hotbatch.server.output import Delta
 from hotbatch.server.parameters import chat_names, chat_params, refuse_unsupported
 from hotbatch.server.prompts import truncated
 from hotbatch.server.schemas import ChatBody, TokenizeBody, parse_body
-from hotbatch.server.service import Job, Service
+from hotbatch.server.service import Job, PromptText, Service
 from hotbatch.server.urgency import Urgency, echoed_tier, urgency_of
 from hotbatch.text.chat_template import check_variables
 
@@ -35,7 +35,8 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
     request_id = service.new_id("chatcmpl", body.request_id)
     urgency = urgency_of(http, body)
     with service.entrance.place(urgency, params.n, estimated_tokens(body.messages)):
-        prompt = await chat_prompt(service, body)
+        text = await chat_text(service, body)
+        prompt = await chat_tokens(service, body, text)
         num_output = max(params.max_tokens or 1, params.min_tokens)
         prompt = truncated(service, prompt, body.truncate_prompt_tokens, num_output)
         await check_connected(http)
@@ -47,11 +48,18 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
                 urgency=urgency,
                 cache_salt=body.cache_salt,
                 speculate=body.speculate is not False,
+                source=_source(body, params.n, text),
             )
     chat = _Chat(service, body, jobs, request_id, urgency)
     if body.stream:
         return await generation.stream(service, http, jobs, chat)
     return json_response(chat.whole(await generation.gather(service, http, jobs)))
+
+
+def _source(body: ChatBody, n: int, text: str) -> PromptText | None:
+    if n > 1 or body.truncate_prompt_tokens is not None:
+        return None
+    return PromptText(text, bool(body.add_special_tokens))
 
 
 async def chat_prompt(service: Service, body: ChatBody | TokenizeBody) -> list[int]:
@@ -60,6 +68,15 @@ async def chat_prompt(service: Service, body: ChatBody | TokenizeBody) -> list[i
     Raises:
         InvalidRequestError: bad messages, tools or template variables.
         ContextLengthError: longer than the model can take in any case.
+    """
+    return await chat_tokens(service, body, await chat_text(service, body))
+
+
+async def chat_text(service: Service, body: ChatBody | TokenizeBody) -> str:
+    """The conversation as the model's chat template writes it.
+
+    Raises:
+        InvalidRequestError: bad messages, tools or template variables.
     """
     variables = body.chat_template_kwargs or {}
     check_variables(variables)
@@ -70,13 +87,17 @@ async def chat_prompt(service: Service, body: ChatBody | TokenizeBody) -> list[i
             param="continue_final_message",
         )
     opens = body.add_generation_prompt
-    text = await service.render_chat(
+    return await service.render_chat(
         body.messages,
         tools=_tools(body),
         add_generation_prompt=not continues if opens is None else opens,
         continue_final_message=continues,
         **variables,
     )
+
+
+async def chat_tokens(service: Service, body: ChatBody | TokenizeBody, text: str) -> list[int]:
+    """Raises ContextLengthError: the text is longer than the model can take in any case."""
     # The template writes the special tokens itself.
     return await service.tokenize(
         text, add_special_tokens=bool(body.add_special_tokens), param="messages"

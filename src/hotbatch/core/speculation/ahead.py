@@ -155,7 +155,7 @@ class AheadBook:
         if known is not None:
             if known.key == guess.key:
                 known.chance = max(known.chance, chance)
-            self._tell(guess, Fate.DROPPED)
+            self._tell(guess.request, Fate.DROPPED)
             return gone
         if guess.key is not None:
             answer = self.answers.get(guess.key)
@@ -165,7 +165,7 @@ class AheadBook:
         if len(self._by_prompt) >= _MOST_GUESSES:
             least = min(self._by_prompt.values(), key=lambda known: known.chance)
             if least.chance >= chance:
-                self._tell(guess, Fate.DROPPED)
+                self._tell(guess.request, Fate.DROPPED)
                 return gone
             gone.append(least)
             self._forget(least)
@@ -239,7 +239,7 @@ class AheadBook:
         self._forget(guess)
         if guess.key is not None:
             self.answers.own(guess.key)
-        self._tell(guess, Fate.CLAIMED)
+        self._tell(guess.request, Fate.CLAIMED)
 
     def finish(self, guess: Guess, reason: FinishReason | None) -> None:
         """A guess is computed to its end, or as far as there is room for it (no reason)."""
@@ -248,16 +248,14 @@ class AheadBook:
         self._computed[request.request_id] = guess
         output = request.tokens[request.num_prompt :]
         if guess.key is not None and output:
-            self.answers.put(
-                guess.key, Answer(output, tuple(guess.logprobs), request.request_id)
-            )
-        self._tell(guess, Fate.COMPUTED, reason)
+            self.answers.put(guess.key, Answer(output, tuple(guess.logprobs), request.request_id))
+        self._tell(guess.request, Fate.COMPUTED, reason)
 
     def refute(self, guess: Guess) -> None:
         """A guess did not come, or cannot be computed."""
         self._book(guess, 0, 0.0, False)
         self._forget(guess)
-        self._tell(guess, Fate.DROPPED)
+        self._tell(guess.request, Fate.DROPPED)
 
     def take_news(self) -> list[GuessNews]:
         """What happened since the last time."""
@@ -278,9 +276,7 @@ class AheadBook:
             assert self._by_prompt.get(guess.prompt) is guess, f"{guess.request!r} is not found"
 
     def _grown_old(self, now: float) -> list[Guess]:
-        old = [
-            guess for guess in self._by_prompt.values() if now - guess.made_at > _PATIENCE
-        ]
+        old = [guess for guess in self._by_prompt.values() if now - guess.made_at > _PATIENCE]
         for guess in old:
             self.refute(guess)
         return old
@@ -297,24 +293,17 @@ class AheadBook:
         del self._by_prompt[guess.prompt]
 
     def _tell_known(self, request: Request, answer: Answer) -> None:
-        """A guess whose answer is known already: as if it had just been computed."""
+        """A guess whose answer is known already: as if it had just been computed. There is
+        nothing to be claimed, as whoever asks finds the answer itself."""
         reason = None
         for token_id in answer.token_ids:
             reason = request.append(token_id)
             if reason is not None:
                 break
-        self._news.append(
-            GuessNews(
-                request.request_id,
-                Fate.COMPUTED,
-                tuple(request.tokens[request.num_prompt :]),
-                reason,
-                request.stop_token_id,
-            )
-        )
+        self._tell(request, Fate.COMPUTED, reason)
+        self._tell(request, Fate.DROPPED)
 
-    def _tell(self, guess: Guess, fate: Fate, reason: FinishReason | None = None) -> None:
-        request = guess.request
+    def _tell(self, request: Request, fate: Fate, reason: FinishReason | None = None) -> None:
         if len(self._news) < _MOST_NEWS:
             self._news.append(
                 GuessNews(

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from hotbatch.core.plan import TokenLogprob
 from hotbatch.core.request import Request
+from hotbatch.core.sampling_params import SamplingParams
 
 _MOST_TOKENS = 524_288  # of all answers: some 4 MB, and their keys
 _LOGPROB_WEIGHT = 16  # what a token with log-probabilities counts for
@@ -59,7 +60,7 @@ def answer_key(request: Request, prompt: PromptKey | None = None) -> AnswerKey |
         prompt: its prompt's key, if it is known.
     """
     params = request.params
-    if params.prompt_logprobs is not None or not is_known_before(request):
+    if params.prompt_logprobs is not None or not is_known_before(params):
         return None
     sampling = (
         params.temperature,
@@ -77,9 +78,9 @@ def answer_key(request: Request, prompt: PromptKey | None = None) -> AnswerKey |
     return AnswerKey(prompt or prompt_key(request), sampling)
 
 
-def is_known_before(request: Request) -> bool:
-    """Whoever asks the same again gets the same; a seed drawn for this request alone is not."""
-    return request.params.is_greedy or request.params.seed is not None
+def is_known_before(params: SamplingParams) -> bool:
+    """Whoever asks the same again gets the same: nothing is drawn for one request alone."""
+    return params.is_greedy or params.seed is not None
 
 
 class AnswerStore:

@@ -89,10 +89,8 @@ def induce(
     if len(core) < _LEAST_ANSWER:
         return []
     shared = _num_shared(prompt, next_prompt)
-    if shared == len(prompt):  # it goes on where the last one ended
-        start = next_prompt.find(core, shared)
-    else:
-        start = next_prompt.rfind(core)
+    goes_on = shared == len(prompt)  # the next prompt, where the last one ended
+    start = next_prompt.find(core, shared) if goes_on else next_prompt.rfind(core)
     if start < 0:
         return []
     stop = start + len(core)

@@ -218,7 +218,7 @@ class Foresight:
             answer = self._words.decode(
                 news.token_ids, manner.params, guess.prompt_ids, news.stop_token_id
             )
-        turn = Turn(successor.prompt, manner, successor.state, successor.hole)
+        turn = Turn(successor.prompt, (successor.state,), successor.hole)
         turn.end(answer, news.finish_reason is FinishReason.LENGTH)
         habits = self._successors.of(guess.owner)
         guess.children.extend(self._guess(habits, turn, guess.owner, guess.chance, guess.depth + 1))

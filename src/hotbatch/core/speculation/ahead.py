@@ -168,7 +168,7 @@ class AheadBook:
                 self._tell(guess.request, Fate.DROPPED)
                 return gone
             gone.append(least)
-            self._forget(least)
+            self.refute(least)
         self._live[request.request_id] = guess
         self._by_prompt[guess.prompt] = guess
         return gone

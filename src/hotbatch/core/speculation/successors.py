@@ -3,8 +3,9 @@
 A request that has ended is a turn. When the next request comes, the turns of lately are asked
 which of them it follows: whose answer it holds, in which frame (`frames`). What follows depends
 on where a program stands, so frames are counted by state: the end of the frame that made the
-turn's own prompt, or for one that no turn explains, how it begins; and whether its answer was cut
-for its length, which is when people and programs say "continue".
+turn's own prompt, and whether its answer was cut for its length, which is when people and programs
+say "continue". A turn that follows no other has two states, how its prompt begins and none in
+particular; the first counts as soon as it has been seen often enough.
 
 A frame is used once it was seen twice, and from this state at least once. Its chance in a state
 is a running rate that forgets: of the turns in that state, how many did it foretell? That it did
@@ -22,9 +23,11 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from hotbatch.core.speculation.frames import Frame, induce
+from hotbatch.core.speculation.frames import Beginning, Frame, induce
 
 State = tuple[Hashable, ...]
+
+_TRUST = {Beginning.UP_TO_HOLE: 0, Beginning.NOTHING: 1, Beginning.WITHOUT_TAIL: 2}
 
 _SEEN_BEFORE_USE = 2  # observations of a frame
 _MOST_TURNS = 16  # of an owner that may yet be followed
@@ -36,6 +39,7 @@ _MOST_STATES = 256  # of an owner
 _MOST_FRAMES = 12  # of a state
 _MOST_SYMBOLS = 262_144  # of an owner's frames
 _HEAD = 32  # symbols by which prompts that follow nothing are told apart
+_KNOWN = 3  # observations after which how a prompt begins says more than that it follows nothing
 _DOUBT = 1.0  # observations that the belief weighs
 _BELIEF = 0.5
 _MEMORY = 24.0  # observations that a rate remembers
@@ -46,7 +50,7 @@ class Successor(NamedTuple):
 
     Attributes:
         hole: where the turn's answer stands in it.
-        state: of a turn with this prompt, but for how its answer ends.
+        state: of a turn with this prompt.
     """
 
     prompt: str
@@ -57,14 +61,13 @@ class Successor(NamedTuple):
 
 
 class Turn:
-    """A request as its successors see it."""
+    """A request as its successors see it; its `states` from the most particular one down."""
 
-    __slots__ = ("answer", "ended_at", "followers", "hole", "manner", "missed", "prompt", "state")
+    __slots__ = ("answer", "ended_at", "followers", "hole", "missed", "prompt", "states")
 
-    def __init__(self, prompt: str, manner: Hashable, state: State, hole: int | None) -> None:
+    def __init__(self, prompt: str, states: tuple[State, ...], hole: int | None) -> None:
         self.prompt = prompt
-        self.manner = manner
-        self.state = state
+        self.states = states
         self.hole = hole
         self.answer = ""
         self.ended_at = 0.0
@@ -73,7 +76,7 @@ class Turn:
 
     def end(self, answer: str, was_cut: bool) -> None:
         self.answer = answer
-        self.state = (*self.state, was_cut)
+        self.states = tuple((*state, was_cut) for state in self.states)
 
 
 class Arrival(NamedTuple):
@@ -86,15 +89,14 @@ class Arrival(NamedTuple):
 class _Rate:
     """How often a frame foretold what follows, as a running share."""
 
-    __slots__ = ("num_right", "right", "total")
+    __slots__ = ("num_seen", "right", "total")
 
     def __init__(self) -> None:
-        self.num_right = 0
+        self.num_seen = 0  # of the observations of its frame, those that are counted here
         self.right = 0.0
         self.total = 0.0
 
     def note(self, is_right: bool) -> None:
-        self.num_right += is_right
         if self.total >= _MEMORY:
             kept = 1.0 - 1.0 / _MEMORY
             self.right *= kept
@@ -136,7 +138,8 @@ class Habits:
             if frames:
                 hole = len(prompt) - len(frames[0].end) - _inserted(frames[0], turn)
                 return self._follow(turn, prompt, manner, frames, hole)
-        return Arrival(Turn(prompt, manner, ("root", manner, prompt[:_HEAD]), None), None)
+        states = (("begins", manner, prompt[:_HEAD]), ("begins", manner))
+        return Arrival(Turn(prompt, states, None), None)
 
     def end(self, turn: Turn, answer: str, was_cut: bool, now: float) -> None:
         """A request has its answer, and may be followed."""
@@ -150,8 +153,10 @@ class Habits:
     def successors(self, turn: Turn) -> list[Successor]:
         """What may follow a turn, the likeliest first; no prompt twice."""
         best: dict[tuple[str, Hashable], Successor] = {}
-        for frame, rate in self._rates.get(turn.state, {}).items():
-            if not rate.num_right or self._seen[frame] < _SEEN_BEFORE_USE:
+        # Of equals, the beginning that depends least on lengths that happen to be the same.
+        known = sorted(self._rates_at(turn).items(), key=lambda item: _TRUST[item[0].beginning])
+        for frame, rate in known:
+            if not rate.right or self._seen[frame] < _SEEN_BEFORE_USE:
                 continue
             rendered = frame.render(turn.prompt, turn.answer, turn.hole)
             if rendered is None or len(rendered.prompt) > _LONGEST_PROMPT:
@@ -169,7 +174,8 @@ class Habits:
     ) -> tuple[list[Frame], int] | None:
         """The known frames that make this prompt of the turn, and where its answer stands."""
         frames, hole = [], 0
-        for frame in self._rates.get(turn.state, ()):
+        known = {frame: None for state in turn.states for frame in self._rates.get(state, ())}
+        for frame in known:
             if frame.manner != manner or not prompt.endswith(frame.end):
                 continue
             rendered = frame.render(turn.prompt, turn.answer, turn.hole)
@@ -181,28 +187,40 @@ class Habits:
     def _follow(
         self, turn: Turn, prompt: str, manner: Hashable, frames: list[Frame], hole: int
     ) -> Arrival:
-        rates = self._rates_of(turn.state)
-        for frame in frames:
-            if frame in turn.followers:
-                continue  # the same request again says nothing new
-            rate = rates.get(frame)
-            if rate is None:
-                rate = self._remember(rates, frame)
-            elif frame in turn.missed:
-                rate.forgive()
-                turn.missed.discard(frame)
-            rate.note(True)
-            self._seen[frame] += 1
-            turn.followers.add(frame)
+        news = [frame for frame in frames if frame not in turn.followers]  # each once a turn
+        for state in turn.states:
+            rates = self._rates_of(state)
+            for frame in news:
+                rate = rates.get(frame)
+                if rate is None:
+                    rate = self._remember(rates, frame)
+                elif frame in turn.missed:
+                    rate.forgive()
+                rate.note(True)
+                self._seen[frame] += state is turn.states[-1]
+                rate.num_seen += state is turn.states[-1]
+        turn.followers.update(news)
         self._note_missed(turn)
+        turn.missed.difference_update(news)
         self._bound()
-        return Arrival(Turn(prompt, manner, _state_of(frames[0]), hole), turn)
+        return Arrival(Turn(prompt, (_state_of(frames[0]),), hole), turn)
 
     def _note_missed(self, turn: Turn) -> None:
-        for frame, rate in self._rates.get(turn.state, {}).items():
-            if frame not in turn.followers and frame not in turn.missed:
-                turn.missed.add(frame)
-                rate.note(False)
+        missed = set()
+        for state in turn.states:
+            for frame, rate in self._rates.get(state, {}).items():
+                if frame not in turn.followers and frame not in turn.missed:
+                    missed.add(frame)
+                    rate.note(False)
+        turn.missed |= missed
+
+    def _rates_at(self, turn: Turn) -> dict[Frame, _Rate]:
+        """Rates of the most particular state of a turn that is known."""
+        for state in turn.states[:-1]:
+            rates = self._rates.get(state, {})
+            if any(rate.total >= _KNOWN for rate in rates.values()):
+                return rates
+        return self._rates.get(turn.states[-1], {})
 
     def _forget_turns(self, now: float) -> None:
         turns = self._turns
@@ -242,8 +260,8 @@ class Habits:
     def _drop(self, rates: dict[Frame, _Rate], frame: Frame) -> None:
         rate = rates.pop(frame)
         self._num_symbols -= frame.size
-        self._seen[frame] -= rate.num_right
-        if self._seen[frame] <= 0:
+        self._seen[frame] -= rate.num_seen
+        if not any(frame in others for others in self._rates.values()):
             del self._seen[frame]
 
 

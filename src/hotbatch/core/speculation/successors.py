@@ -3,9 +3,10 @@
 A request that has ended is a turn. When the next request comes, the turns of lately are asked
 which of them it follows: whose answer it holds, in which frame (`frames`). What follows depends
 on where a program stands, so frames are counted by state: the end of the frame that made the
-turn's own prompt, and whether its answer was cut for its length, which is when people and programs
-say "continue". A turn that follows no other has two states, how its prompt begins and none in
-particular; the first counts as soon as it has been seen often enough.
+turn's own prompt, or for a turn that follows no other how its prompt begins, or that alone. Each of
+these is told apart once more by whether the answer was cut for its length, which is when people and
+programs say "continue". A turn is in several states, and the most particular one that was seen
+often enough counts.
 
 A frame is used once it was seen twice, and from this state at least once. Its chance in a state
 is a running rate that forgets: of the turns in that state, how many did it foretell? That it did
@@ -39,7 +40,7 @@ _MOST_STATES = 256  # of an owner
 _MOST_FRAMES = 12  # of a state
 _MOST_SYMBOLS = 262_144  # of an owner's frames
 _HEAD = 32  # symbols by which prompts that follow nothing are told apart
-_KNOWN = 3  # observations after which how a prompt begins says more than that it follows nothing
+_KNOWN = 3  # observations after which a state counts before those that are less particular
 _DOUBT = 1.0  # observations that the belief weighs
 _BELIEF = 0.5
 _MEMORY = 24.0  # observations that a rate remembers
@@ -76,7 +77,7 @@ class Turn:
 
     def end(self, answer: str, was_cut: bool) -> None:
         self.answer = answer
-        self.states = tuple((*state, was_cut) for state in self.states)
+        self.states = tuple(known for state in self.states for known in ((*state, was_cut), state))
 
 
 class Arrival(NamedTuple):

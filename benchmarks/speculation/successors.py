@@ -1,6 +1,6 @@
 """What guessing whole requests gains, on the real server over HTTP: on against off, in turn.
 
-    python benchmarks/speculation/successors.py [--runs 3] [--warm-up 2] [--output-len 192]
+    python benchmarks/speculation/successors.py [--runs 3] [--warm-up 2] [--output-len 256]
         [--workloads agent,nightly,unpredictable] [--on requests] [--json out.json]
         [-- SERVE OPTIONS]
 
@@ -216,7 +216,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=3, help="of each workload on each server")
     parser.add_argument("--warm-up", type=int, default=2, help="loops of the agent before")
-    parser.add_argument("--output-len", type=int, default=192, help="most tokens of an answer")
+    parser.add_argument("--output-len", type=int, default=256, help="most tokens of an answer")
     parser.add_argument(
         "--workloads", type=lambda text: text.split(","), default=list(WORKLOADS), metavar="A,B"
     )

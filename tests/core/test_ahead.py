@@ -350,3 +350,9 @@ def test_no_row_joins_that_makes_a_token_late() -> None:
     in_time, late = model.predict_p95(base) * 2, model.predict_p95(base) * 1.0001
     assert AheadPrices(model, base, 1, in_time).take(5, 1, 1, 0.9)
     assert not AheadPrices(model, base, 1, late).take(5, 1, 1, 0.9)
+
+
+def test_nobody_is_delayed_for_a_guess_that_is_rather_wrong() -> None:
+    prices = AheadPrices(trained_model(), StepFeatures().plus_decode(5), 1)
+    assert not prices.take(5, 1, 1, 0.45)
+    assert prices.take(5, 1, 1, 0.55)

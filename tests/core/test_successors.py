@@ -150,7 +150,7 @@ def test_nothing_grows_without_end() -> None:
         client.ask(f"{number}" * 500 + turn.answer + f"{number}" * 500, "all is different")
     assert len(client.habits) <= 262_144 + 12 * 8192
     assert len(client.habits._rates) <= 256
-    assert len(client.habits._turns) <= 16
+    assert len(client.habits._turns) <= 64
     seen = {frame for rates in client.habits._rates.values() for frame in rates}
     assert client.habits._seen.keys() == seen
 
@@ -190,3 +190,19 @@ def test_a_frame_that_does_not_fit_renders_nothing() -> None:
     assert tail.render("short", "answer", None) is None
     up_to_hole = Frame(Beginning.UP_TO_HOLE, 0, "", "", True, "m")
     assert up_to_hole.render("prompt", "answer", None) is None
+
+
+def test_turns_that_are_passed_over_count_as_not_followed_until_they_are() -> None:
+    client = Client()
+    for number in range(3):
+        turn = client.ask(f"Q: {number}", f"answer {number} to it")
+        client.ask(f"Next: {turn.answer}", "noted as well")
+    late = client.ask("Q: 3", "answer 3 to it")
+    (before,) = client.habits.successors(late)
+    for number in range(20, 40):
+        last = client.ask(f"Q: {number}", f"answer {number} to it")
+    (passed,) = client.habits.successors(last)
+    assert passed.chance < before.chance / 3
+    client.ask(f"Next: {late.answer}", "noted at last")
+    (followed,) = client.habits.successors(last)
+    assert followed.chance > passed.chance

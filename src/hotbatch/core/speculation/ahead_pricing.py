@@ -6,7 +6,8 @@ them by what it adds to the step, so it joins while
 
     chance x seconds saved > seconds added x requests delayed
 
-and while the step still ends before the next token of any of them is due. In a step that would
+while the step still ends before the next token of any of them is due, and only if the guess is more
+likely right than wrong: whoever is delayed is so for sure. In a step that would
 not be made otherwise nobody is delayed, but rows delay one another: one more joins while the
 value earned in a second of the step grows. Such a step is kept short, as whoever arrives while it
 runs waits for its end.
@@ -21,6 +22,7 @@ from hotbatch.core.cost_model import CostModel, StepFeatures
 # Below this chance even an idle machine computes nothing: a request that comes in the middle of
 # a step waits for its end, and at some arrivals a second that is what the guess earns.
 LEAST_CHANCE = 0.05
+_LEAST_BESIDE = 0.5  # chance below which nobody is delayed for a guess
 _BRIEF = 0.02  # seconds that a step of guesses may take ...
 _STRETCH = 2.0  # ... or so many times the quickest step there is
 _UNPRICED_CHUNK = 16  # tokens of a prompt in a step whose time nobody can tell
@@ -74,7 +76,7 @@ class AheadPrices:
         """Would rows at positions from `start` on pay, and leave the step in time?"""
         if not self._step.num_tokens:
             return True  # something has to be first
-        if self._model is None:
+        if self._model is None or (self._num_delayed and chance < _LEAST_BESIDE):
             return False
         more = self._step.plus_chunk(start, size, num_sampled)
         seconds, with_more = self._seconds(self._step), self._seconds(more)

@@ -10,7 +10,7 @@ often enough counts.
 
 A frame is used once it was seen twice, and from this state at least once. Its chance in a state
 is a running rate that forgets: of the turns in that state, how many did it foretell? That it did
-not is known as soon as something else follows the turn, or when it has been waited for too long.
+not is known as soon as something else follows the turn, and supposed when others have passed it.
 
 All is bounded: turns by number, frames by number and symbols, clients by number, the longest
 unheard of first. Nothing is shared between clients (owners: tenant and cache salt).
@@ -31,7 +31,8 @@ State = tuple[Hashable, ...]
 _TRUST = {Beginning.UP_TO_HOLE: 0, Beginning.NOTHING: 1, Beginning.WITHOUT_TAIL: 2}
 
 _SEEN_BEFORE_USE = 2  # observations of a frame
-_MOST_TURNS = 16  # of an owner that may yet be followed
+_MOST_TURNS = 64  # of an owner that may yet be followed
+_PASSED_OVER = 8  # turns that ended after one that nothing followed: so far, nothing does
 _MOST_TURN_SYMBOLS = 524_288  # of their prompts
 _PATIENCE = 120.0  # seconds for which a turn may
 _LONGEST_PROMPT = 65_536  # symbols; longer ones are not followed
@@ -149,6 +150,8 @@ class Habits:
         turn.end(answer, was_cut)
         turn.ended_at = now
         self._turns.append(turn)
+        if len(self._turns) > _PASSED_OVER:
+            self._note_missed(self._turns[-1 - _PASSED_OVER])
         self._forget_turns(now)
 
     def successors(self, turn: Turn) -> list[Successor]:

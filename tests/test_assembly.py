@@ -15,7 +15,7 @@ from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.core.service_class import LatencyTargets, ServiceClass
 from hotbatch.llm import LLM
 from hotbatch.models.embedded import EMBEDDED_MODEL_NAME
-from hotbatch.options import EngineOptions, PerClass
+from hotbatch.options import EngineOptions, PerClass, parse_distances
 
 MIB = 2**20
 TINY: dict[str, Any] = {
@@ -42,6 +42,22 @@ def test_a_made_up_model_answers() -> None:
         params = SamplingParams(temperature=0.0, max_tokens=5)
         [output] = llm.generate("Hello", params, use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "accounts"),
+    [
+        ("tokens", {"token"}),
+        ("requests", {"request", "repeat"}),
+        (None, {"token", "request", "repeat"}),
+    ],
+)
+def test_distances_can_be_chosen(text: str | None, accounts: set[str]) -> None:
+    distances = None if text is None else parse_distances(text)
+    parts = tiny(speculate=True, speculate_on=distances)
+    assert parts.engine._scheduler.stats().guesses.keys() == accounts
+    assert parts.engine.guesses_requests == ("request" in accounts)
+    parts.close()
 
 
 def test_guessing_is_on_unless_switched_off_and_changes_no_token() -> None:

@@ -12,11 +12,13 @@ import pytest
 from hotbatch.core.errors import OptionError
 from hotbatch.core.service_class import LatencyTargets, ServiceClass
 from hotbatch.options import (
+    Distances,
     EngineOptions,
     PerClass,
     ServerOptions,
     flag_of,
     parse_bytes,
+    parse_distances,
     parse_per_class,
     parse_weights,
 )
@@ -169,3 +171,27 @@ def test_weights_of_tenants() -> None:
         EngineOptions(tenant_weights={"a": 0.0})
     with pytest.raises(OptionError, match="--tenant-weights"):
         EngineOptions(tenant_weights=["a"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "distances"),
+    [
+        ("tokens", Distances(tokens=True)),
+        ("requests", Distances(requests=True)),
+        ("requests, tokens", Distances(tokens=True, requests=True)),
+        (Distances(tokens=True), Distances(tokens=True)),
+    ],
+)
+def test_distances(text: str, distances: Distances) -> None:
+    assert parse_distances(text) == distances
+
+
+@pytest.mark.parametrize("text", ["", "turn", "tokens,", "all"])
+def test_distances_that_there_are_not(text: str) -> None:
+    with pytest.raises(ValueError, match="tokens, requests"):
+        parse_distances(text)
+
+
+def test_the_share_of_guessed_requests_is_one() -> None:
+    with pytest.raises(OptionError, match="speculate-kv-share"):
+        EngineOptions(speculate_kv_share=1.5)

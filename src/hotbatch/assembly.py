@@ -17,7 +17,7 @@ from hotbatch.core.errors import InvalidRequestError, OptionError
 from hotbatch.core.policies import Policies, full_policies
 from hotbatch.core.scheduler import Scheduler
 from hotbatch.core.service_class import LatencyTargets, ServiceClass
-from hotbatch.core.speculation import Speculator
+from hotbatch.core.speculation import AheadBook, Speculator
 from hotbatch.engine.clock import MonotonicClock
 from hotbatch.engine.engine import Engine
 from hotbatch.engine.protocol import Executor, ExecutorInfo
@@ -30,7 +30,7 @@ from hotbatch.executor.kv_sizing import (
 from hotbatch.executor.nvml import DeviceFigures, read_device
 from hotbatch.models.embedded import EMBEDDED_MODEL_NAME, embedded_model_path
 from hotbatch.models.loader import LoadedModel, load_model
-from hotbatch.options import EngineOptions, flag_of
+from hotbatch.options import EVERY_DISTANCE, EngineOptions, flag_of
 from hotbatch.profiled import (
     Known,
     keep_ceiling,
@@ -387,11 +387,12 @@ def _scheduler_config(options: EngineOptions, info: ExecutorInfo) -> SchedulerCo
         static_timeout=_STATIC_BATCH_TIMEOUT if timeout is None else timeout,
         enable_prefix_caching=options.enable_prefix_caching,
         prefix_eviction=options.prefix_eviction,
-        prefill_ahead=options.speculate,
+        prefill_ahead=options.speculate and (options.speculate_on or EVERY_DISTANCE).turns,
         vocab_size=info.vocab_size,
         targets=options.targets(),
         queue_time_to_live=options.queue_ttl,
         tenant_weights=options.tenant_weights or {},
+        ahead_kv_share=options.speculate_kv_share,
     )
 
 
@@ -399,7 +400,10 @@ def _scheduler(options: EngineOptions, info: ExecutorInfo, cost_model: CostModel
     config, policies = _scheduler_config(options, info), _policies(options)
     if not options.speculate:
         return Scheduler(config, policies, cost_model)
-    return Scheduler(config, policies, cost_model, Speculator(cost_model))
+    distances = options.speculate_on or EVERY_DISTANCE
+    drafter = Speculator(cost_model) if distances.tokens else None
+    ahead = AheadBook() if distances.requests else None
+    return Scheduler(config, policies, cost_model, drafter, ahead)
 
 
 def _policies(options: EngineOptions) -> Policies:

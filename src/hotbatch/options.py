@@ -107,6 +107,35 @@ def parse_weights(text: str) -> dict[str, float]:
     return weights
 
 
+@dataclass(frozen=True, slots=True)
+class Distances:
+    """How far ahead is guessed: the next tokens of an answer, what the next turn of a conversation
+    begins with, whole next requests."""
+
+    tokens: bool = False
+    turns: bool = False
+    requests: bool = False
+
+
+EVERY_DISTANCE = Distances(tokens=True, turns=True, requests=True)
+
+
+def parse_distances(text: str | Distances) -> Distances:
+    """Read some of 'tokens', 'turns' and 'requests', separated by commas.
+
+    Raises:
+        ValueError: it names something else, or nothing.
+    """
+    if isinstance(text, Distances):
+        return text
+    known = [item.name for item in dataclasses.fields(Distances)]
+    names = [part.strip() for part in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is none of {', '.join(known)}")
+    return Distances(**dict.fromkeys(names, True))
+
+
 def option(
     default: Any,
     help: str,
@@ -292,20 +321,36 @@ class EngineOptions:
         group=REUSE,
     )
     prefix_eviction: Literal["return-time", "lru"] = option(
-        "return-time",
-        "Which cached blocks go first when memory is short. 'return-time' keeps conversations by "
-        "the chance that they go on, learnt of each tenant, times what computing them again would "
-        "cost; 'lru' keeps what was used last.",
+        "lru",
+        "Which cached blocks go first when memory is short. 'lru' keeps what was used last; "
+        "'return-time' keeps conversations by the chance that they go on, learnt of each tenant, "
+        "times what computing them again would cost.",
         group=REUSE,
     )
 
     speculate: bool = option(
         False,
-        "Guess next tokens from the request's own text and its tenant's recent answers, and let "
-        "the model verify them in capacity that would idle: the same tokens, sooner where texts "
-        "repeat themselves. Also compute ahead what a chat's next prompt will begin with when "
-        "there is nothing else to do. Off by default.",
+        "Guess in capacity that would idle what will be asked for: next tokens, from a request's "
+        "own text and its tenant's recent answers; what a chat's next prompt will begin with; and "
+        "whole next requests, from what their client sent before. The same tokens, sooner where "
+        "texts or clients repeat themselves. Off by default.",
         group=REUSE,
+    )
+    speculate_on: Distances | None = option(
+        None,
+        "With --speculate: what is guessed, of 'tokens', 'turns' and 'requests'; without it, all.",
+        group=REUSE,
+        metavar="WHAT,...",
+        parse=parse_distances,
+    )
+    speculate_kv_share: float = option(
+        0.25,
+        "Share of the KV cache that requests guessed ahead may hold, from 0 to 1; they are the "
+        "first to lose it.",
+        group=REUSE,
+        low=0.0,
+        high=1.0,
+        metavar="SHARE",
     )
 
     def __post_init__(self) -> None:
@@ -428,10 +473,11 @@ class ServerOptions:
         parse=parse_bytes,
     )
     splice_answers: bool = option(
-        True,
+        False,
         "Give a chat prompt that repeats an answer of this server the token ids that it was "
-        "generated as, instead of tokenizing its text again. The ids say exactly the same text. On "
-        "by default; --no-splice-answers turns it off.",
+        "generated as, instead of tokenizing its text again, so that its cached prefix is found. "
+        "The ids say exactly the same text. Off by default, as the same text may then be answered "
+        "otherwise once the server has forgotten them.",
         group=REUSE,
     )
     otlp_traces_endpoint: str | None = option(

@@ -26,7 +26,7 @@ from hotbatch.core import (
 )
 from hotbatch.core.cost_model import CostModel, StepFeatures
 from hotbatch.core.policies import Reclaim, full_policies
-from hotbatch.core.speculation import Drafter, EachAlone, Speculator
+from hotbatch.core.speculation import AheadBook, Drafter, EachAlone, Fate, Speculator
 from hotbatch.core.speculation.warming import KnownPrefix
 from hotbatch.simulator import RooflineStepTime, SimulatedExecutor, TokenModel
 
@@ -44,6 +44,7 @@ class Habits:
     fail_step: float
     fail_request: float
     offer: float = 0.0  # of what a next prompt may begin with
+    guess: float = 0.0  # of a whole request before it comes
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def params(draw: st.DrawFn, max_output: int) -> SamplingParams:
         min_tokens=min(min_tokens, max_tokens or max_output),
         presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.5])),
         stop_token_ids=draw(st.sampled_from([(), (), (5, 6)])),
+        seed=draw(st.sampled_from([None, 1])),  # that there is one makes an answer known before
         ignore_eos=draw(st.booleans()),
         logprobs=draw(st.sampled_from([None, None, 2])),
         prompt_logprobs=draw(st.sampled_from([None, None, None, 0, 1])),
@@ -135,6 +137,7 @@ def cases(draw: st.DrawFn) -> Case:
         fail_step=draw(rare),
         fail_request=draw(rare),
         offer=draw(st.sampled_from([0.0, 0.1, 0.5])),
+        guess=draw(st.sampled_from([0.0, 0.1, 0.5])),
     )
     drafting = draw(st.sampled_from(["none", *DRAFTERS]))
     return Case(config, tuple(requests), habits, draw(st.integers(1, 20)), drafting)
@@ -250,7 +253,9 @@ class RandomDay:
                 case.policies or Policies(),
                 chunk_size=lambda request, uncomputed, left: min(uncomputed, left, case.max_chunk),
             ),
+            cost_model=trained_model() if case.habits.seed % 2 else None,
             drafter=DRAFTERS[case.drafting]() if case.drafting in DRAFTERS else None,
+            ahead=AheadBook() if case.habits.guess else None,
         )
         self.executor = SimulatedExecutor(
             num_blocks=case.config.num_blocks,
@@ -263,6 +268,7 @@ class RandomDay:
         self.to_come = list(reversed(self.requests))
         self.heard = {request.request_id: Heard() for request in self.requests}
         self.in_flight: list[StepPlan] = []
+        self.guesses: dict[str, Request] = {}  # that were made and not settled
 
     def run(self, max_turns: int = 4000) -> None:
         for _ in range(max_turns):
@@ -272,7 +278,9 @@ class RandomDay:
         raise AssertionError("some request never ends")
 
     def _turn(self) -> None:
+        self._guess_something()
         self._arrivals()
+        self._deliver(self.scheduler.answered())
         self._something_may_happen()
         self._deliver(self.scheduler.expire(self.executor.clock.now()))
         if self._chance(self.case.habits.offer):
@@ -309,6 +317,39 @@ class RandomDay:
             request = self.to_come.pop()
             request.arrival = self.executor.clock.now()
             self.scheduler.add(request)
+
+    def _guess_something(self) -> None:
+        """Guess a request right, wrong, or right but for its sampling; or change one's mind."""
+        while self._chance(self.case.habits.guess):
+            fields = dict(self.random.choice(self.case.requests))
+            name = f"guess-{len(self.heard)}-{self.random.random()}"
+            fields |= {"request_id": name, "group_id": None, "arrival": 0.0}
+            kind = self.random.choice(["right", "right", "wrong", "longer", "drop"])
+            prompt = fields["prompt_token_ids"]
+            if kind == "wrong":
+                wrong = self.random.randrange(MODEL.vocab_size)
+                fields["prompt_token_ids"] = [*prompt[:-1], wrong]
+            elif kind == "longer":
+                most = self.config.context_len - len(prompt)
+                fields["params"] = replace(fields["params"], max_tokens=most)
+            elif kind == "drop" and self.guesses:
+                self.scheduler.reprice_guess(self.random.choice(list(self.guesses)), 0.0)
+            request = Request(**fields)
+            self.guesses[name] = request
+            self.scheduler.guess(request, self.random.random(), self.executor.clock.now())
+            self.scheduler.check_integrity()
+            self._hear_news()
+
+    def _hear_news(self) -> None:
+        for news in self.scheduler.guess_news():
+            request = self.guesses[news.request_id]
+            if news.fate is not Fate.COMPUTED:
+                del self.guesses[news.request_id]
+            limit = self.config.context_len - request.num_prompt
+            expected, reason = MODEL.continuation(request, limit)
+            assert list(news.token_ids) == expected[: len(news.token_ids)]
+            if news.finish_reason is not None:
+                assert (list(news.token_ids), news.finish_reason) == (expected, reason)
 
     def _wait(self) -> None:
         now = self.executor.clock.now()
@@ -356,11 +397,14 @@ class RandomDay:
         assert self.scheduler.stats().num_running <= self.config.max_num_seqs
         if self.config.batching == "request":
             assert self.scheduler.stats().num_running <= 1
-        if plan.requests[0].request_id not in self.heard:
+        asked = plan.requests[: len(plan.requests) - plan.num_ahead]
+        for planned in plan.requests[len(asked) :]:
+            assert planned.request_id in self.guesses
+        if asked and asked[0].request_id not in self.heard:
             assert len(plan.requests) == 1, "what is computed ahead shares no step"
             assert self.scheduler.stats().num_running == 0, "nor does it run beside requests"
             return
-        for planned in plan.requests:
+        for planned in asked:
             assert self.heard[planned.request_id].end is None, "planned after its end"
 
     def _deliver(self, events: list[TokenEvent]) -> None:
@@ -379,16 +423,34 @@ class RandomDay:
 
     def judge(self) -> None:
         """Everything is given back, and everybody heard what a solo run would have told."""
+        self._end_guesses()
         while (plan := self.scheduler.plan(self.executor.clock.now())) is not None:
             assert plan.requests[0].request_id not in self.heard, "a request was left"
             result = self.executor.run(plan)
             assert not self.scheduler.commit(plan, result, self.executor.clock.now())
         self.scheduler.check_integrity()
         stats = self.scheduler.stats()
+        assert stats.blocks_cached == stats.blocks_total - stats.blocks_free
         assert (stats.blocks_used, stats.num_running, stats.num_waiting) == (0, 0, 0)
         assert self.scheduler.plan(self.executor.clock.now()) is None
         for request in self.requests:
             self._judge_request(request, self.heard[request.request_id])
+
+    def _end_guesses(self) -> None:
+        """With nothing else to do, all guesses are computed, and hold no block after it."""
+        for _ in range(4000):
+            plan = self.scheduler.plan(self.executor.clock.now())
+            if plan is None:
+                break
+            self._check_plan(plan)
+            assert plan.num_ahead == len(plan.requests)
+            result = self.executor.run(plan)
+            assert not self.scheduler.commit(plan, result, self.executor.clock.now())
+            self.scheduler.check_integrity()
+            self._hear_news()
+        else:
+            raise AssertionError("some guess never ends")
+        assert not any(True for _ in self.scheduler.guess_holders)
 
     def _judge_request(self, request: Request, heard: Heard) -> None:
         limit = self.config.context_len - request.num_prompt

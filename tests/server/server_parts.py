@@ -20,6 +20,7 @@ from hotbatch.core.policies import Policies, full_policies
 from hotbatch.core.request import Request
 from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.core.scheduler import Scheduler
+from hotbatch.core.speculation import AheadBook
 from hotbatch.engine import Ceiling, Engine
 from hotbatch.engine.seeds import child_seed
 from hotbatch.server.app import create_app
@@ -137,6 +138,7 @@ def make_rig(
     scheduler: dict[str, Any] | None = None,
     policies: Policies | None = None,
     ceiling: Ceiling | None = None,
+    ahead: AheadBook | None = None,
     **config: Any,
 ) -> Rig:
     tokenizer = small_tokenizer()
@@ -159,6 +161,7 @@ def make_rig(
             **(scheduler or {}),
         ),
         policies or full_policies(),
+        ahead=ahead,
     )
     engine = Engine(planner, machine, ceiling=ceiling)
     template = None

@@ -17,7 +17,7 @@ from hotbatch.server.speculation_metrics import families
 def test_tokens_and_seconds_by_distance_and_result(rig: Rig) -> None:
     account = Account(10, 7, seconds_spent=0.5, seconds_saved=2.0, seconds_wasted=0.125)
     stats = replace(rig.engine.stats(), guesses={"token": account})
-    tokens, seconds = families({"model_name": "m"}, stats)
+    tokens, seconds, *_ = families({"model_name": "m"}, stats)
     assert {sample.labels["result"]: sample.value for sample in tokens.samples} == {
         "accepted": 7,
         "wasted": 3,

@@ -81,11 +81,14 @@ class BlockPool:
                 self._cached.remove(block)
             counts[block] += 1
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], *, is_ahead: bool = False) -> None:
         """Drop one reference of each.
 
         The last blocks of a table go first, so that the end of a prefix is reclaimed before
         its beginning, without which the end cannot be found.
+
+        Args:
+            is_ahead: nobody has asked for their content; it is reclaimed before all other.
         """
         counts = self._ref_counts
         cached = []
@@ -98,7 +101,7 @@ class BlockPool:
                 else:
                     self._free.append(block)
         if cached:
-            self._cached.add(cached)
+            (self._cached.add_worthless if is_ahead else self._cached.add)(cached)
 
     def keep(self, block: int) -> None:
         """Note that the content of a block in use is worth keeping after its release."""

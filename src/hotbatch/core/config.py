@@ -44,6 +44,7 @@ class SchedulerConfig:
         batch_share: share of all tokens that the batch class gets at least, as long as it has
             work.
         tenant_weights: a tenant's share relative to others of its class; 1 where not named.
+        ahead_kv_share: share of the pool that requests computed ahead may hold.
 
     Raises:
         InvalidRequestError: an option is out of range; `param` names it.
@@ -58,7 +59,7 @@ class SchedulerConfig:
     static_batch_size: int = 16
     static_timeout: float = 0.1
     enable_prefix_caching: bool = True
-    prefix_eviction: PrefixEviction = "return-time"
+    prefix_eviction: PrefixEviction = "lru"
     prefill_ahead: bool = False
     watermark: float = 0.01
     vocab_size: int | None = None
@@ -67,6 +68,7 @@ class SchedulerConfig:
     ageing: float | None = 30.0
     batch_share: float = 0.05
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    ahead_kv_share: float = 0.25
 
     def __post_init__(self) -> None:
         for name in (
@@ -135,6 +137,11 @@ class SchedulerConfig:
         if not 0.0 <= self.batch_share <= 0.5:
             raise InvalidRequestError(
                 f"batch_share must be in [0, 0.5], got {self.batch_share}.", param="batch_share"
+            )
+        if not 0.0 <= self.ahead_kv_share <= 1.0:
+            raise InvalidRequestError(
+                f"ahead_kv_share must be in [0, 1], got {self.ahead_kv_share}.",
+                param="ahead_kv_share",
             )
         for tenant, weight in self.tenant_weights.items():
             if not weight > 0.0:

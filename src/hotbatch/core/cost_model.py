@@ -80,6 +80,14 @@ class StepFeatures(NamedTuple):
             self.num_sampled + 1,
         )
 
+    def plus(self, part: StepFeatures) -> StepFeatures:
+        """Both together."""
+        return StepFeatures(*(own + other for own, other in zip(self, part, strict=True)))
+
+    def minus(self, part: StepFeatures) -> StepFeatures:
+        """What is left without a part of it."""
+        return StepFeatures(*(own - other for own, other in zip(self, part, strict=True)))
+
     def plus_chunk(self, start: int, size: int, num_sampled: int = 0) -> StepFeatures:
         """With `size` more rows of one request, at positions from `start` on."""
         return StepFeatures(

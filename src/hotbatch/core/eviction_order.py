@@ -24,6 +24,10 @@ class EvictionOrder(Protocol):
         """These became unreferenced together, the last of a table first."""
         ...
 
+    def add_worthless(self, blocks: Sequence[int]) -> None:
+        """The same, of what nobody has asked for: these go before all others."""
+        ...
+
     def remove(self, block: int) -> None:
         """Somebody refers to it again."""
         ...
@@ -63,6 +67,11 @@ class LeastRecentlyReleased:
 
     def add(self, blocks: Sequence[int]) -> None:
         self._blocks.update(dict.fromkeys(blocks))
+
+    def add_worthless(self, blocks: Sequence[int]) -> None:
+        self.add(blocks)
+        for block in reversed(blocks):
+            self._blocks.move_to_end(block, last=False)
 
     def remove(self, block: int) -> None:
         del self._blocks[block]

@@ -104,6 +104,15 @@ class KvCache:
                 return None
         return self._take(request, prefix)
 
+    def place_ahead(self, request: Request, keep_free: int) -> bool:
+        """The same for a guess, which may lose its blocks before the step runs: nothing is
+        copied for it."""
+        prefix = self._without_copy(self._find_prefix(request, None))
+        if not self._fits(request, prefix, keep_free):
+            return False
+        self._take(request, prefix)
+        return True
+
     def grow(self, request: Request, num_tokens: int, at_most: int | None = None) -> bool:
         """Extend the block table to hold `num_tokens`; False if there are too few blocks, or
         more than `at_most` would be needed."""
@@ -161,9 +170,12 @@ class KvCache:
         if num_over > 0:
             self.cut(request, num_over)
 
-    def release(self, request: Request) -> None:
-        """Take all blocks back; what the prefix cache knows stays findable."""
-        if self.returns is not None and request.state is RequestState.FINISHED:
+    def release(self, request: Request, *, is_ahead: bool = False) -> None:
+        """Take all blocks back; what the prefix cache knows stays findable, and that of a guess
+        for the least time."""
+        if is_ahead:
+            self.pool.release(request.block_table, is_ahead=True)
+        elif self.returns is not None and request.state is RequestState.FINISHED:
             self._release_for_next_turn(self.returns, request)
         else:
             self.pool.release(request.block_table)

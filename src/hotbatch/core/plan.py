@@ -105,7 +105,8 @@ class Preemption:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One ragged forward pass. `copies` are (source, destination) block ids to copy first;
-    `mix` is for those who account for the step's time, None in a plan made by hand."""
+    `mix` is for those who account for the step's time, None in a plan made by hand. The last
+    `num_ahead` requests are guesses: nobody has sent them yet."""
 
     step_id: int
     requests: tuple[PlannedRequest, ...]
@@ -115,6 +116,7 @@ class StepPlan:
     predicted_seconds: float | None = None
     mix: StepMix | None = None
     model_drafts: tuple[ModelDraft, ...] = ()
+    num_ahead: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -288,6 +288,11 @@ class ReturnOrder:
             self._await(common)
             self._hold(common, own[:shared])
 
+    def add_worthless(self, blocks: Sequence[int]) -> None:
+        chain = _Chain(self.now)
+        chain.is_over = True
+        self._hold(chain, list(reversed(blocks)))
+
     def _hold(self, chain: _Chain, blocks: list[int]) -> None:
         if not blocks:
             return

@@ -27,7 +27,8 @@ As somebody always is spared by the choice of victims and is known to fit when a
 ends, and so does everybody after it.
 
 What is left of the budget may go to guesses of the next tokens of those that decode
-(`speculation`), in blocks that nobody wants (`drafting`).
+(`speculation`), in blocks that nobody wants (`drafting`). And where nobody waits, whole requests
+that nobody has sent yet are computed ahead (`ahead_filling`).
 
 Cost: planning is linear in the running requests, with nothing in it that grows with their
 length; waiting requests cost nothing until there is room for them.
@@ -39,6 +40,7 @@ from collections.abc import Mapping
 from heapq import heappop, heappush
 from math import ceil, inf
 
+from hotbatch.core.ahead_filling import AheadFiller
 from hotbatch.core.batch_share import BatchShare
 from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.cost_model import CostModel
@@ -63,7 +65,7 @@ from hotbatch.core.request_check import check_request, max_output
 from hotbatch.core.roster import Roster
 from hotbatch.core.seating import Seating
 from hotbatch.core.service_class import ServiceClass
-from hotbatch.core.speculation import Account, Drafter, EachAlone
+from hotbatch.core.speculation import Account, AheadBook, Drafter, EachAlone, GuessNews
 from hotbatch.core.speculation.ledger import NEXT_TURN
 from hotbatch.core.speculation.warming import KnownPrefix, Warmer
 from hotbatch.core.stats import SchedulerStats
@@ -85,6 +87,8 @@ class Scheduler:
         policies: the choices that may differ; the default is first come, first served.
         cost_model: predicts the time of steps; one is made if the policies need it.
         drafter: guesses next tokens; without one, `policies.propose_drafts` does, if anything.
+        ahead: the books of guessed requests; without them, nothing is computed ahead. Closed
+            batches take no guesses.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Scheduler:
         policies: Policies | None = None,
         cost_model: CostModel | None = None,
         drafter: Drafter | None = None,
+        ahead: AheadBook | None = None,
     ) -> None:
         self.config = config
         self._policies = policies = policies or Policies()
@@ -138,6 +143,18 @@ class Scheduler:
         if config.prefill_ahead and config.enable_prefix_caching:
             keep_free = ceil(config.watermark * config.num_blocks)
             self._warmer = Warmer(self._kv, cost_model, config.max_num_batched_tokens, keep_free)
+        self._ahead: AheadFiller | None = None
+        if ahead is not None and not self._is_closed_mode:
+            self._ahead = AheadFiller(
+                config,
+                ahead,
+                self._roster,
+                self._kv,
+                self._preemptor,
+                self._seating,
+                cost_model,
+            )
+        self._answered: list[TokenEvent] = []  # on arrival, not told yet
         self._gathering = WaitingQueue()  # of a static batch that is not formed yet
         self._closed_batch: set[Request] = set()  # live members of a static batch
         self._draining: set[Request] = set()  # ended, but a step in flight uses their blocks
@@ -180,6 +197,8 @@ class Scheduler:
         request.max_output = max_output(request, self.config)
         self._urgency.classify(request)
         request.queue_key = self._policies.waiting_key(request)
+        if self._ahead is not None and request.speculate and self._answer(request):
+            return
         roster.by_id[request.request_id] = request
         self._groups.join(request)
         if request.group is not None:
@@ -189,7 +208,7 @@ class Scheduler:
         else:
             roster.enqueue(request)
         time_to_live = self.config.queue_time_to_live
-        if time_to_live is not None:
+        if time_to_live is not None and request.num_output == 0:
             entry = (request.arrival + time_to_live, request.order, request)
             heappush(self._expiries, entry)
 
@@ -227,6 +246,42 @@ class Scheduler:
         if self._warmer is not None:
             self._warmer.offer(prefix, now)
 
+    def answered(self) -> list[TokenEvent]:
+        """What requests got on arrival, as it was computed before they came."""
+        events, self._answered = self._answered, []
+        return events
+
+    # Requests that nobody has sent yet
+
+    @property
+    def guesses_requests(self) -> bool:
+        """True if guesses are taken."""
+        return self._ahead is not None
+
+    def guess(self, request: Request, chance: float, now: float) -> None:
+        """Take a request that may come, to be computed in capacity that would idle. It has no
+        events; `guess_news` says what became of it.
+
+        Raises:
+            InvalidRequestError: it could never be served.
+        """
+        if self._ahead is not None:
+            self._ahead.offer(request, chance, now)
+
+    def reprice_guess(self, request_id: str, chance: float) -> None:
+        """A guess became more or less likely; 0 ends it. Does nothing if it is over."""
+        if self._ahead is not None:
+            self._ahead.reprice(request_id, chance)
+
+    @property
+    def guess_holders(self) -> list[Request]:
+        """Guesses that hold blocks now: none while nothing is planned."""
+        return [] if self._ahead is None else list(self._ahead.holders)
+
+    def guess_news(self) -> list[GuessNews]:
+        """What became of guesses since the last time."""
+        return [] if self._ahead is None else self._ahead.book.take_news()
+
     @property
     def has_classes(self) -> bool:
         """True if a higher class displaces lower ones."""
@@ -252,6 +307,8 @@ class Scheduler:
             self._warmer.interrupt()
         self._preemptor.begin()
         self._seating.begin()
+        if self._ahead is not None:
+            self._ahead.make_way()
         if self._urgency.lift_aged(self._next_order, now):
             self._next_order += 1
         owed = self._urgency.call_owed(now)
@@ -263,10 +320,12 @@ class Scheduler:
             self._filler.move_somebody(step, now)
         for request in owed:
             self._urgency.settle(request)
+        if step.planned and self._draft_filler is not None:
+            self._draft_filler.fill(step, now)
+        if self._ahead is not None:
+            self._ahead.fill(step, now)
         if not step.planned:
             return self._plan_ahead(step, now)
-        if self._draft_filler is not None:
-            self._draft_filler.fill(step, now)
         return self._close_plan(step)
 
     def next_wakeup(self, now: float) -> float | None:
@@ -299,8 +358,12 @@ class Scheduler:
         counters = self._counters
         charges: dict[tuple[int, str], int] = {}
         ended = False
+        num_asked = len(step.requests) - step.num_ahead
         for planned, request, outcome in zip(
-            plan.requests, step.requests, result.requests, strict=True
+            plan.requests[:num_asked],
+            step.requests[:num_asked],
+            result.requests[:num_asked],
+            strict=True,
         ):
             assert outcome.request_id == planned.request_id, "results are not in plan order"
             request.in_flight -= 1
@@ -318,6 +381,8 @@ class Scheduler:
                 charges[account] = charges.get(account, 0) + len(event.token_ids)
         if ended:
             self._roster.drop_finished()
+        if step.num_ahead and self._ahead is not None:
+            self._ahead.commit(plan, result, step)
         if self._drafter is not None:
             self._drafter.settle(plan, result)
         if counters is not None:
@@ -334,7 +399,9 @@ class Scheduler:
             self._warmer.drop(plan)
             return []
         events: list[TokenEvent] = []
-        for request in step.requests:
+        if self._ahead is not None:
+            self._ahead.fail(step)
+        for request in step.requests[: len(step.requests) - step.num_ahead]:
             request.in_flight -= 1
             if request.state is RequestState.FINISHED:
                 self._drain(request)
@@ -349,13 +416,18 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         pool = self._kv.pool
         num_running, num_paused = len(self._roster.running), len(self._roster.paused)
+        guesses = dict(self._drafter.accounts()) if self._drafter is not None else {}
+        num_held = 0  # by guesses: whoever wants these blocks gets them
+        if self._ahead is not None:
+            guesses.update(self._ahead.book.accounts())
+            num_held = self._ahead.num_held
         return SchedulerStats(
             num_running=num_running,
             num_waiting=len(self._roster) - num_running - num_paused,
             blocks_total=pool.num_blocks,
             blocks_free=pool.num_free,
-            blocks_cached=pool.num_cached,
-            blocks_used=pool.num_used,
+            blocks_cached=pool.num_cached + num_held,
+            blocks_used=pool.num_used - num_held,
             prefix_query_tokens=self._kv.query_tokens,
             prefix_hit_tokens=self._kv.hit_tokens,
             preemptions=self._preemptor.num_preemptions,
@@ -367,20 +439,28 @@ class Scheduler:
             expired=self._num_expired,
             guesses=self._accounts(),
             returns=self._kv.returns.calibration() if self._kv.returns is not None else (),
+            num_guesses=len(self._ahead.book) if self._ahead is not None else 0,
         )
 
     def _accounts(self) -> Mapping[str, Account]:
         """What guesses earned and cost, by their distance."""
-        accounts = self._drafter.accounts() if self._drafter is not None else {}
-        if self._warmer is None:
-            return accounts
-        return {**accounts, NEXT_TURN: self._warmer.account()}
+        accounts = dict(self._drafter.accounts()) if self._drafter is not None else {}
+        if self._warmer is not None:
+            accounts[NEXT_TURN] = self._warmer.account()
+        if self._ahead is not None:
+            accounts.update(self._ahead.book.accounts())
+        return accounts
 
     def check_integrity(self) -> None:
         """Assert that no block and no request is lost or in two places."""
         held = [source for step in self._steps.values() for source, _ in step.copies]
-        ahead = self._warmer.holders if self._warmer is not None else ()
-        self._kv.check_integrity([*self._roster.holders, *self._draining, *ahead], held)
+        holders = [*self._roster.holders, *self._draining]
+        if self._warmer is not None:
+            holders += self._warmer.holders
+        if self._ahead is not None:
+            self._ahead.check_integrity()
+            holders += self._ahead.holders
+        self._kv.check_integrity(holders, held)
         self._groups.check_integrity()
         self._roster.check_integrity()
         num_placed = len(self._roster.running) + sum(map(len, self._roster.queues))
@@ -438,6 +518,7 @@ class Scheduler:
             predicted,
             step.mix(held_back),
             step.model_drafts,
+            step.num_ahead,
         )
         self._next_step_id += 1
         self._steps[plan.step_id] = step
@@ -454,6 +535,37 @@ class Scheduler:
             return HeldBack.KV
         is_full = num_running >= self.config.max_num_seqs
         return HeldBack.SEATS if is_full or self._is_closed_mode else None
+
+    def _answer(self, request: Request) -> bool:
+        """Give a request that comes what is known of its answer; True if that is all of it.
+
+        Otherwise it goes on from there like one that has lost its KV.
+        """
+        assert self._ahead is not None
+        given = self._ahead.answer(request)
+        if given is None:
+            return False
+        request.num_cached = request.num_prompt
+        request.first_token_at = request.arrival
+        request.due = inf
+        self._num_prompt_tokens += request.num_prompt
+        self._num_generated_tokens += len(given.token_ids)
+        if given.reason is not None:
+            request.apply(RequestEvent.FINISH)
+            request.finish_reason = given.reason
+        self._answered.append(
+            TokenEvent(
+                request.request_id,
+                given.token_ids,
+                given.logprobs,
+                finish_reason=given.reason,
+                stop_token_id=request.stop_token_id,
+                num_prompt=request.num_prompt,
+                num_output=request.num_output,
+                num_cached=request.num_prompt,
+            )
+        )
+        return given.reason is not None
 
     # Booking
 
@@ -581,6 +693,8 @@ class Scheduler:
         self._share.chosen.pop(request, None)
         if self._drafter is not None:
             self._drafter.end(request)
+        if self._ahead is not None and request.speculate and reason is not FinishReason.ERROR:
+            self._ahead.book.remember(request)
         self._draining.add(request)
         self._drain(request)
 

@@ -36,6 +36,7 @@ class SchedulerStats:
     expired: int = 0  # waited longer than the queue's time to live
     guesses: Mapping[str, Account] = field(default_factory=dict)
     returns: Sequence[CalibrationRow] = ()
+    num_guesses: int = 0  # requests guessed and neither come nor given up yet
 
     @property
     def block_usage(self) -> float:

@@ -14,10 +14,13 @@ class Step:
     `requests` runs parallel to `planned`; results are booked on these objects, not looked up
     by id, as a cancelled request's id may be in use again by then. The sums are what the cost
     model wants to know (see `StepFeatures`); those of the single tokens that are sampled from
-    are kept beside (`num_decodes`, `decode_context`).
+    are kept beside (`num_decodes`, `decode_context`). Guessed requests come last (`num_ahead`);
+    `asked` are the sums without them, and `ahead_seconds` what they add, predicted.
     """
 
     __slots__ = (
+        "ahead_seconds",
+        "asked",
         "attended",
         "budget",
         "context_tokens",
@@ -26,6 +29,7 @@ class Step:
         "draft_seconds",
         "features",
         "model_drafts",
+        "num_ahead",
         "num_decodes",
         "num_drafts",
         "num_recomputed",
@@ -51,21 +55,23 @@ class Step:
         self.num_recomputed = 0
         self.model_drafts: tuple[ModelDraft, ...] = ()
         self.draft_seconds = 0.0  # predicted for these
+        self.num_ahead = 0
+        self.ahead_seconds = 0.0
+        self.asked: StepFeatures | None = None
         self.prompts = StepFeatures()  # the part of the sums that does not decode
         self.features: StepFeatures | None = None
 
     def mix(self, held_back: HeldBack | None) -> StepMix:
         """What it is made of, once it is full."""
         all_rows, prompts = self.features or self.measure(), self.prompts
+        if self.num_ahead:
+            assert self.asked is not None
+            ahead = all_rows.minus(self.asked)
+            # Guesses join decodes only.
+            return StepMix(self.asked, self.asked, self.num_drafts, 0, held_back, ahead)
         decode = all_rows
         if prompts.num_tokens:
-            decode = StepFeatures(
-                all_rows.num_tokens - prompts.num_tokens,
-                all_rows.num_requests - prompts.num_requests,
-                all_rows.context_tokens - prompts.context_tokens,
-                all_rows.attended - prompts.attended,
-                all_rows.num_sampled - prompts.num_sampled,
-            )
+            decode = all_rows.minus(prompts)
         return StepMix(all_rows, decode, self.num_drafts, self.num_recomputed, held_back)
 
     def measure(self) -> StepFeatures:
@@ -88,6 +94,16 @@ class Step:
         if request.num_evictions:
             self.num_recomputed += max(0, min(end, request.num_once_computed) - start)
         self.enter(request, tuple(request.tokens[start:end]))
+
+    def close_asked(self) -> None:
+        """Everybody who asked is in."""
+        self.asked = self.measure()
+
+    def enter_ahead(self, request: Request, size: int) -> None:
+        """The next `size` tokens of a guessed request, after `close_asked`."""
+        start = request.num_computed
+        self.enter(request, tuple(request.tokens[start : start + size]))
+        self.num_ahead += 1
 
     def enter(self, request: Request, tokens: tuple[int, ...]) -> None:
         """Compute these tokens; the request counts them as computed from now on."""

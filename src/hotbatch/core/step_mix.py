@@ -24,11 +24,12 @@ class StepMix(NamedTuple):
     """The parts of a step. A named tuple, as one is made in every step.
 
     Attributes:
-        all: every row.
+        all: every row that somebody asked for.
         decode: the rows of requests that are past their prompt, with their drafts.
         num_drafts: rows that are guesses.
         num_recomputed: tokens that were computed before and lost with their blocks.
         held_back: why others wait; None if nobody does, or only for their turn in the budget.
+        ahead: the rows of guessed requests; in none of the others.
     """
 
     all: StepFeatures
@@ -36,6 +37,7 @@ class StepMix(NamedTuple):
     num_drafts: int = 0
     num_recomputed: int = 0
     held_back: HeldBack | None = None
+    ahead: StepFeatures = StepFeatures()
 
     @classmethod
     def of_plan(cls, plan: StepPlan) -> StepMix:

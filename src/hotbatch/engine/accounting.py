@@ -17,7 +17,9 @@ Of a step's time, in this order:
 
 1. What lay before it: waiting for work is `no_work`, anything else the host's (`host_gap`), as
    are planning, booking and delivering.
-2. Of the model's time, what refused drafts cost is `speculation_waste`. What the prompts cost
+2. Of the model's time, what refused drafts cost is `speculation_waste`, and so is what requests
+   computed ahead add to the steps of others, whatever they earn later; a step of guesses alone
+   is no step here, as it takes what would be idle. What the prompts cost
    the decodes beside them is `prefill_interference`, unless they were computed before and lost
    (`kv_limit`). Both are differences on the learnt curve, scaled to this step.
 3. What the rest took beyond its ideal time is `kernel_inefficiency`.
@@ -321,12 +323,17 @@ class Accountant:
     ) -> None:
         """Points 2 to 5 of the module's text: share out the model's time."""
         rest = execute
+        if mix.ahead.num_tokens:
+            whole = mix.all.plus(mix.ahead)
+            times[_SPECULATION_WASTE] = rest - self._share(rest, mix.all, whole)
+            rest -= times[_SPECULATION_WASTE]
         own = kept  # the rows that `rest` is the time of
         num_prompt = mix.all.num_tokens - mix.decode.num_tokens
         lost_share = mix.num_recomputed / num_prompt if num_prompt else 0.0
         if rejected:
-            times[_SPECULATION_WASTE] = rest - self._share(rest, kept, mix.all)
-            rest -= times[_SPECULATION_WASTE]
+            waste = rest - self._share(rest, kept, mix.all)
+            times[_SPECULATION_WASTE] += waste
+            rest -= waste
         if num_prompt and mix.decode.num_tokens:
             # A prompt's last step may have guesses, too; each decode has one row that is none.
             drafts = mix.decode.num_tokens - mix.decode.num_requests

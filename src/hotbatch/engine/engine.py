@@ -28,6 +28,7 @@ from hotbatch.core.plan import FinishReason, StepPlan, StepResult, TokenEvent
 from hotbatch.core.policies import batch_size
 from hotbatch.core.request import Request
 from hotbatch.core.scheduler import Scheduler
+from hotbatch.core.speculation import GuessNews
 from hotbatch.core.speculation.warming import KnownPrefix
 from hotbatch.core.stats import SchedulerStats
 from hotbatch.core.step_mix import StepMix
@@ -64,7 +65,16 @@ class _Stop:
     deadline: float
 
 
-_Message = Request | KnownPrefix | _Cancel | _Stop
+@dataclass(frozen=True, slots=True)
+class _Guess:
+    """A request that may come; without one, a new chance of a guess that was made."""
+
+    request_id: str
+    chance: float
+    request: Request | None = None
+
+
+_Message = Request | KnownPrefix | _Cancel | _Stop | _Guess
 
 
 class Engine:
@@ -74,7 +84,8 @@ class Engine:
     must be quick and must not block. `step_observers` and `request_observers` are lists of
     callables for statistics, called on the same thread after `deliver`; one that raises is
     logged and dropped. `tracers` see plans and results too, after the step observers; they may
-    come and go while the engine runs. `account_observers` hear where a step's time went, if
+    come and go while the engine runs. `guess_observers` hear what became of guessed requests.
+    `account_observers` hear where a step's time went, if
     `ceiling`, the machine's best, is given and the executor says what its model needs.
     `unhealthy_after` is how many steps must fail in a row before `is_healthy` turns False (the
     next good step makes it True again).
@@ -94,6 +105,7 @@ class Engine:
         self.request_observers: list[Callable[[RequestTimings], None]] = []
         self.account_observers: list[Callable[[StepAccount], None]] = []
         self.tracers: list[Callable[[StepTrace], None]] = []
+        self.guess_observers: list[Callable[[list[GuessNews]], None]] = []
         self._scheduler = scheduler
         self._executor = executor
         self._clock: Clock = MonotonicClock() if clock is None else clock
@@ -241,6 +253,25 @@ class Engine:
         if request_id in self._outstanding:
             self._inbox.put(_Cancel(request_id))
 
+    @property
+    def guesses_requests(self) -> bool:
+        """True if requests that nobody has sent are taken, to be computed ahead."""
+        return self._scheduler.guesses_requests
+
+    def guess(self, request: Request, chance: float) -> None:
+        """Takes a request that may come. Nobody is owed an answer; `guess_observers` hear what
+        becomes of it.
+
+        Raises:
+            InvalidRequestError, ContextLengthError: it could never run.
+        """
+        self._scheduler.check(request)
+        self._inbox.put(_Guess(request.request_id, chance, request))
+
+    def reprice_guess(self, request_id: str, chance: float) -> None:
+        """Says that a guess became more or less likely; 0 ends it. Idempotent."""
+        self._inbox.put(_Guess(request_id, chance))
+
     def stop(self, grace_seconds: float = 0.0) -> None:
         """Refuses new requests, lets the others end within the grace period, cuts the rest.
 
@@ -319,9 +350,11 @@ class Engine:
     def _turn(self) -> bool:
         started = self._clock.now()
         self._drain_inbox()
+        self._events += self._scheduler.answered()
         self._events += self._scheduler.expire(started)
         plan = self._scheduler.plan(started)
         if plan is None:
+            self._tell_guesses()
             if self.accountant is not None:
                 self.accountant.note_idle(started)
             if self._events:
@@ -340,18 +373,22 @@ class Engine:
         else:
             self._events += self._scheduler.fail(plan, result)
         self._take_stats()
-        num_decode = StepMix.of_plan(plan).decode.num_tokens
-        self._drain.note_step(plan.num_tokens - num_decode, executed - planned)
+        mix = StepMix.of_plan(plan)
+        num_decode = mix.decode.num_tokens
+        self._drain.note_step(mix.all.num_tokens - num_decode, executed - planned)
         committed = self._clock.now()
         heard = self._flush(committed)
+        self._tell_guesses()
         if self.step_observers or self.tracers:
             moments = (started, planned, executed, committed, self._clock.now())
             done = result if isinstance(result, StepResult) else None
-            stats = self._step_stats(plan, num_decode, moments, heard, done is None)
+            stats = self._step_stats(plan, mix, moments, heard, done is None)
             _tell(self.step_observers, stats)
             if self.tracers:
                 _tell(self.tracers, StepTrace(plan, done, stats))
-        if self.accountant is not None:
+        if self.accountant is not None and not mix.all.num_tokens:
+            self.accountant.note_idle(started)  # nobody asked for what was computed
+        elif self.accountant is not None:
             account = self.accountant.account(
                 plan,
                 result if isinstance(result, StepResult) else None,
@@ -428,6 +465,8 @@ class Engine:
             self._add(message)
         elif isinstance(message, KnownPrefix):
             self._scheduler.offer(message, self._clock.now())
+        elif isinstance(message, _Guess):
+            self._take_guess(message)
         elif isinstance(message, _Cancel):
             event = self._scheduler.cancel(message.request_id)
             if event is not None:
@@ -437,6 +476,12 @@ class Engine:
             self._stop_deadline = (
                 message.deadline if earlier is None else min(earlier, message.deadline)
             )
+
+    def _take_guess(self, guess: _Guess) -> None:
+        if guess.request is None:
+            self._scheduler.reprice_guess(guess.request_id, guess.chance)
+        elif self._stop_deadline is None:
+            self._scheduler.guess(guess.request, guess.chance, self._clock.now())
 
     def _add(self, request: Request) -> None:
         try:
@@ -473,10 +518,16 @@ class Engine:
                 _tell(self.request_observers, timings)
         return heard
 
+    def _tell_guesses(self) -> None:
+        if self._scheduler.guesses_requests:
+            news = self._scheduler.guess_news()
+            if news:
+                _tell(self.guess_observers, news)
+
     def _step_stats(
         self,
         plan: StepPlan,
-        num_decode: int,
+        mix: StepMix,
         moments: tuple[float, float, float, float, float],
         heard: Heard,
         failed: bool,
@@ -484,7 +535,7 @@ class Engine:
         """`moments` are the turn's start and the ends of plan, run, commit and delivery."""
         started, planned, executed, committed, delivered = moments
         stats = self._stats
-        num_tokens = plan.num_tokens
+        num_tokens, num_decode = mix.all.num_tokens, mix.decode.num_tokens
         return StepStats(
             step_id=plan.step_id,
             started=started,
@@ -492,7 +543,7 @@ class Engine:
             execute_seconds=executed - planned,
             commit_seconds=committed - executed,
             deliver_seconds=delivered - committed,
-            num_requests=len(plan.requests),
+            num_requests=len(plan.requests) - plan.num_ahead,
             num_tokens=num_tokens,
             num_prompt_tokens=num_tokens - num_decode,
             num_decode_tokens=num_decode,
@@ -506,6 +557,7 @@ class Engine:
             time_to_first_token=tuple(heard.time_to_first_token),
             inter_token=tuple(heard.inter_token),
             failed=failed,
+            num_ahead_tokens=mix.ahead.num_tokens,
         )
 
     # ---- ends
@@ -514,6 +566,7 @@ class Engine:
         """The grace period is over: whoever is left hears ABORT."""
         try:
             self._drain_inbox()
+            self._events += self._scheduler.answered()  # before the end of one that goes on
             for request_id in self._outstanding.ids():
                 event = self._scheduler.cancel(request_id)
                 if event is not None:

@@ -22,7 +22,8 @@ class StepStats:
     eviction count as prompt tokens. `num_running`, `num_waiting` and the blocks are those
     after the step. `time_to_first_token` has one entry for each request whose first token
     came in this step, `inter_token` one for each that had a token before: the seconds since.
-    `failed` is True if the step raised.
+    `failed` is True if the step raised. `num_ahead_tokens` were computed for requests that nobody
+    had sent; they and their requests are in no other figure.
     """
 
     step_id: int
@@ -45,6 +46,7 @@ class StepStats:
     time_to_first_token: tuple[float, ...]
     inter_token: tuple[float, ...]
     failed: bool = False
+    num_ahead_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from hotbatch.server.output import Delta
 from hotbatch.server.parameters import chat_names, chat_params, refuse_unsupported
 from hotbatch.server.prompts import truncated
 from hotbatch.server.schemas import ChatBody, TokenizeBody, parse_body
-from hotbatch.server.service import Job, Service
+from hotbatch.server.service import Job, PromptText, Service
 from hotbatch.server.urgency import Urgency, echoed_tier, urgency_of
 from hotbatch.text.answer_memory import Owner
 from hotbatch.text.chat_template import check_variables
@@ -52,6 +52,7 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
                 urgency=urgency,
                 cache_salt=body.cache_salt,
                 speculate=body.speculate is not False,
+                source=_source(body, params.n, asked.text),
             )
     if follows and len(prompt) == len(asked.token_ids):
         for job in jobs:
@@ -60,6 +61,12 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
     if body.stream:
         return await generation.stream(service, http, jobs, chat)
     return json_response(chat.whole(await generation.gather(service, http, jobs)))
+
+
+def _source(body: ChatBody, n: int, text: str) -> PromptText | None:
+    if n > 1 or body.truncate_prompt_tokens is not None:
+        return None
+    return PromptText(text, bool(body.add_special_tokens))
 
 
 async def asked_turn(

@@ -25,7 +25,7 @@ from hotbatch.server.parameters import (
 )
 from hotbatch.server.prompts import listed_prompts, tokenized_prompts
 from hotbatch.server.schemas import CompletionBody, parse_body
-from hotbatch.server.service import Job, Service
+from hotbatch.server.service import Job, PromptText, Service
 from hotbatch.server.urgency import Urgency, echoed_tier, urgency_of
 
 
@@ -50,11 +50,21 @@ async def create_completion(service: Service, http: HttpRequest) -> Response:
             urgency=urgency,
             cache_salt=body.cache_salt,
             speculate=body.speculate is not False,
+            source=_source(body, params.n, listed),
         )
     completion = _Completion(service, body, params, jobs, request_id, urgency)
     if body.stream:
         return await generation.stream(service, http, jobs, completion)
     return json_response(completion.whole(await generation.gather(service, http, jobs)))
+
+
+def _source(body: CompletionBody, n: int, listed: Sequence[str | list[int]]) -> PromptText | None:
+    if n > 1 or len(listed) > 1 or body.truncate_prompt_tokens is not None:
+        return None
+    prompt = listed[0]
+    return PromptText(
+        prompt if isinstance(prompt, str) else None, body.add_special_tokens is not False
+    )
 
 
 def _fitted(

@@ -24,10 +24,12 @@ from starlette.types import Receive, Scope, Send
 
 from hotbatch.core.errors import OverloadedError
 from hotbatch.core.service_class import ServiceClass
+from hotbatch.core.speculation import GuessNews
 from hotbatch.engine.async_engine import AsyncEngine
 from hotbatch.engine.step_stats import RequestTimings
 from hotbatch.engine.step_trace import StepTrace
 from hotbatch.server.entrance import Entrance
+from hotbatch.server.live_ahead import AHEAD_FIELDS
 from hotbatch.server.live_batch import LANE_FIELDS, LiveBatch
 
 logger = logging.getLogger(__name__)
@@ -89,7 +91,7 @@ class LiveFeed:
         self._entrance = entrance
         self._facts = {**facts, "boot": uuid.uuid4().hex}
         self._watchers: list[Watcher] = []
-        self._inbox: deque[StepTrace | RequestTimings] = deque(maxlen=_MAX_TRACES)
+        self._inbox: deque[StepTrace | RequestTimings | list[GuessNews]] = deque(maxlen=_MAX_TRACES)
         self._listen = self._inbox.append
         self._batch = self._new_batch()
         self._pump: asyncio.Task[None] | None = None
@@ -145,8 +147,11 @@ class LiveFeed:
         self._last_gauges = self._last_curve = self._last_frame - _QUIET_SECONDS
         self._engine.request_observers.append(self._listen)
         self._engine.tracers.append(self._listen)
+        self._engine.guess_observers.append(self._listen)
 
     def _end(self) -> None:
+        with suppress(ValueError):
+            self._engine.guess_observers.remove(self._listen)
         with suppress(ValueError):
             self._engine.tracers.remove(self._listen)
         with suppress(ValueError):
@@ -183,6 +188,7 @@ class LiveFeed:
             "classes": [service_class.label for service_class in ServiceClass],
             "targets_ms": [(_ms(target.ttft), _ms(target.tpot)) for target in targets],
             "lane_fields": LANE_FIELDS,
+            "ahead_fields": AHEAD_FIELDS,
             "t": engine.now(),
         }
 
@@ -197,6 +203,8 @@ class LiveFeed:
             said = inbox.popleft()
             if isinstance(said, StepTrace):
                 self._batch.note_step(said)
+            elif isinstance(said, list):
+                self._batch.note_guesses(said)
             else:
                 self._batch.note_end(said)
         self._last_frame = now
@@ -222,6 +230,7 @@ class LiveFeed:
             "generated": stats.generated_tokens,
             "preemptions": stats.preemptions,
             "pauses": stats.pauses,
+            "guesses": stats.num_guesses,
             "refused": sum(self._entrance.refused.values()),
             "totals": self._batch.totals(),
             "latency_ms": self._batch.latencies(now),

@@ -15,8 +15,10 @@ from math import inf
 
 from hotbatch.core.plan import FinishReason, PlannedRequest
 from hotbatch.core.service_class import ServiceClass
+from hotbatch.core.speculation import GuessNews
 from hotbatch.engine.step_stats import RequestTimings, StepStats
 from hotbatch.engine.step_trace import Promise, StepTrace
+from hotbatch.server.live_ahead import LiveAhead
 
 # A lane's state in a frame.
 RUNNING, PAUSED, EVICTED, DONE, CUT, FAILED = range(6)
@@ -95,6 +97,7 @@ class LiveBatch:
         self._next_number = 0
         self._ended: dict[str, RequestTimings] = {}
         self._steps = _StepSums()
+        self._ahead = LiveAhead()
         self.last_context = 0  # mean over the requests of the last step
         self._first_tokens = [deque[float](maxlen=_RECENT_REQUESTS) for _ in ServiceClass]
         self._inter_tokens = [deque[float](maxlen=_RECENT_TOKENS) for _ in ServiceClass]
@@ -104,8 +107,17 @@ class LiveBatch:
         """A request ended; if in a step, this is heard before the step's trace."""
         self._ended[timings.request_id] = timings
 
+    def note_guesses(self, news: list[GuessNews]) -> None:
+        """Something happened to requests that were guessed."""
+        self._ahead.note_news(news)
+
     def note_step(self, trace: StepTrace) -> None:
         plan, result, stats = trace
+        num_asked = len(plan.requests) - plan.num_ahead
+        if plan.num_ahead and result is not None:
+            self._ahead.note_step(plan.requests[num_asked:])
+        if plan.num_ahead and not num_asked:
+            return  # nobody asked for this step
         self._steps.add(stats)
         for request_id in plan.paused:
             self._lane(request_id).state = PAUSED
@@ -116,14 +128,15 @@ class LiveBatch:
         now = stats.started + stats.plan_seconds + stats.execute_seconds
         context = 0
         if result is None:
-            for planned in plan.requests:
+            for planned in plan.requests[:num_asked]:
                 self._lane(planned.request_id).state = RUNNING
             return
-        for planned, outcome in zip(plan.requests, result.requests, strict=True):
+        asked, outcomes = plan.requests[:num_asked], result.requests[:num_asked]
+        for planned, outcome in zip(asked, outcomes, strict=True):
             lane = self._lanes.get(planned.request_id) or self._lane(planned.request_id)
             self._note_work(lane, planned, len(outcome.token_ids), now)
             context += lane.context
-        self.last_context = context // len(plan.requests)
+        self.last_context = context // num_asked
 
     def _note_work(
         self, lane: _Lane, planned: PlannedRequest, num_sampled: int, now: float
@@ -212,7 +225,9 @@ class LiveBatch:
         for request_id in self._ended:
             self._lanes.pop(request_id, None)
         self._ended.clear()
-        return {"lanes": flat, "named": named, **self._steps.take()}
+        frame = {"lanes": flat, "named": named, **self._steps.take()}
+        ahead = self._ahead.take_frame()
+        return {**frame, "ahead": ahead} if ahead else frame
 
 
 class _StepSums:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hotbatch.core.plan import FinishReason, TokenEvent, TokenLogprob
 from hotbatch.core.sampling_params import SamplingParams
+from hotbatch.engine.foresight import Followed
 from hotbatch.text import IncrementalDetokenizer, StopStringMatcher, Tokenizer
 
 
@@ -29,18 +30,28 @@ class ChoiceOutput:
     """One choice on its way to the client.
 
     After a delta with a `finish_reason` it is complete, though the engine may not know yet
-    (a stop string): whoever feeds it then cancels the request.
+    (a stop string): whoever feeds it then cancels the request. A `follower` hears what the client
+    sees, to foresee what it asks next.
     """
 
-    __slots__ = ("_detokenizer", "_matcher", "_params", "num_cached", "num_output")
+    __slots__ = (
+        "_detokenizer",
+        "_follower",
+        "_matcher",
+        "_params",
+        "num_cached",
+        "num_output",
+    )
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         params: SamplingParams,
         prompt_ids: Sequence[int],
+        follower: Followed | None = None,
     ) -> None:
         self._params = params
+        self._follower = follower
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, skip_special_tokens=params.skip_special_tokens, prefix_ids=prompt_ids
         )
@@ -57,6 +68,10 @@ class ChoiceOutput:
         delta.prompt_logprobs = event.prompt_logprobs
         if delta.finish_reason is None and event.finish_reason is not None:
             self._end(delta, event)
+        if self._follower is not None:
+            self._follower.note(delta.text, delta.token_ids)
+            if delta.finish_reason is not None:
+                self._follower.end(delta.finish_reason, event.stop_token_id)
         return delta
 
     def _plain(self, event: TokenEvent) -> Delta:

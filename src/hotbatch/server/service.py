@@ -23,11 +23,13 @@ from hotbatch.core.errors import (
     EngineStoppedError,
     InvalidRequestError,
 )
+from hotbatch.core.plan import FinishReason, TokenEvent
 from hotbatch.core.request import Request
 from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.core.service_class import LatencyTargets, ServiceClass
 from hotbatch.engine.async_engine import AsyncEngine, EventStream
 from hotbatch.engine.engine import Engine
+from hotbatch.engine.foresight import Followed, Foresight, Manner, Owner, Words, symbols
 from hotbatch.engine.seeds import child_seed
 from hotbatch.server import speculation_metrics
 from hotbatch.server.account_metrics import AccountMetrics, ReadDevice
@@ -40,7 +42,8 @@ from hotbatch.server.output import ChoiceOutput
 from hotbatch.server.service_metrics import ServiceMetrics
 from hotbatch.server.urgency import Urgency
 from hotbatch.text import ChatTemplate, Tokenizer
-from hotbatch.text.answer_memory import AnswerMemory, Owner
+from hotbatch.text.answer_memory import AnswerMemory
+from hotbatch.text.answer_memory import Owner as Asker
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -66,7 +69,15 @@ class ServiceConfig:
     generation_defaults: Mapping[str, float] | None = None
     limits: QueueLimits = NO_LIMITS
     promised: Mapping[ServiceClass, LatencyTargets] = field(default_factory=dict)
-    splice_answers: bool = True
+    splice_answers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PromptText:
+    """What a prompt was before it became tokens; `text` is None where ids were sent."""
+
+    text: str | None
+    add_special_tokens: bool = False
 
 
 @dataclass(slots=True)
@@ -140,6 +151,16 @@ class Service:
         )
         engine.step_observers += [self.metrics.on_step, service_metrics.on_step]
         engine.request_observers += [self.metrics.on_request, service_metrics.on_request]
+        self._foresight_thread: ThreadPoolExecutor | None = None
+        self._foresight: Foresight | None = None
+        if engine.guesses_requests:
+            self._foresight_thread = ThreadPoolExecutor(1, thread_name_prefix="hotbatch-foresight")
+            self._foresight = Foresight(
+                engine,
+                Words(tokenizer.encode, self._shown),
+                self.eos_token_ids,
+                self._foresight_thread.submit,
+            )
         # One thread is enough to keep the loop free, and leaves the cores to the model.
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="hotbatch-text")
         self.turns = NextTurns(
@@ -184,7 +205,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._text_thread, work)
 
     async def tokenize(
-        self, text: str, *, add_special_tokens: bool, param: str, owner: Owner | None = None
+        self, text: str, *, add_special_tokens: bool, param: str, owner: Asker | None = None
     ) -> list[int]:
         """`param` is the field that the text came from; what its `owner` was answered before gets
         the ids that it was generated as.
@@ -238,9 +259,11 @@ class Service:
         urgency: Urgency,
         cache_salt: str | None = None,
         speculate: bool = True,
+        source: PromptText | None = None,
     ) -> list[Job]:
         """Every prompt, `params.n` times, into the engine; choice i x n + k is the k-th of
-        prompt i. If one is refused, none stays.
+        prompt i. If one is refused, none stays. A lone prompt whose `source` is known is followed,
+        to foresee what its client asks next.
 
         Raises what `Engine.submit` raises.
         """
@@ -266,13 +289,37 @@ class Service:
                         speculate=speculate,
                     )
                     stream = self.engine.submit(request)
-                    output = ChoiceOutput(self.tokenizer, params, prompt_ids)
+                    followed = self._follow(request, source if speculate else None)
+                    output = ChoiceOutput(self.tokenizer, params, prompt_ids, followed)
                     jobs.append(Job(index, prompt_ids, stream, output))
         except BaseException:
             for job in jobs:
                 job.stream.cancel()
             raise
         return jobs
+
+    def _follow(self, request: Request, source: PromptText | None) -> Followed | None:
+        if self._foresight is None or source is None:
+            return None
+        owner = Owner(request.tenant, request.cache_salt)
+        if source.text is None:
+            prompt = symbols(request.tokens[: request.num_prompt])
+            return self._foresight.arrived(prompt, owner, Manner(request.params, None))
+        manner = Manner(request.params, source.add_special_tokens)
+        return self._foresight.arrived(source.text, owner, manner)
+
+    def _shown(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        stop_token_id: int | None,
+    ) -> str:
+        """What a client would be shown of a whole answer."""
+        output = ChoiceOutput(self.tokenizer, params, prompt_ids)
+        reason = FinishReason.LENGTH if stop_token_id is None else FinishReason.STOP
+        event = TokenEvent("", tuple(token_ids), finish_reason=reason, stop_token_id=stop_token_id)
+        return output.feed(event).text
 
     def new_id(self, prefix: str, wanted: str | None) -> str:
         if wanted is None:
@@ -287,4 +334,6 @@ class Service:
         """Ends the text thread and the live streams. The engine is stopped by whoever started
         it."""
         self.live.close()
+        if self._foresight_thread is not None:
+            self._foresight_thread.shutdown(wait=False, cancel_futures=True)
         self._text_thread.shutdown(wait=False, cancel_futures=True)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 # The distances of guesses, by name.
-NEXT_TOKENS = "token"
-NEXT_TURN = "turn"
+NEXT_TOKENS = "token"  # drafts
+NEXT_TURN = "turn"  # what a conversation's next prompt begins with
+NEXT_REQUEST = "request"  # requests computed before they came
+REPEATED_REQUEST = "repeat"  # requests that came again; their answers cost nothing
 
 _DECILES = 10
 

@@ -97,7 +97,7 @@ def test_of_equals_the_one_that_is_dearer_to_compute_stays() -> None:
 
         def observe(self, features: object, seconds: float) -> None: ...
 
-    scheduler = make_scheduler(num_blocks=16, cost_model=Attention())
+    scheduler = make_scheduler(num_blocks=16, cost_model=Attention(), prefix_eviction="return-time")
     talks = Talks()
     talks.scheduler = scheduler
     talks.ask(own(1, 25), 0.0)  # six blocks

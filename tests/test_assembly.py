@@ -48,8 +48,9 @@ def test_a_made_up_model_answers() -> None:
     ("text", "accounts"),
     [
         ("tokens", {"token"}),
+        ("turns", {"turn"}),
         ("requests", {"request", "repeat"}),
-        (None, {"token", "request", "repeat"}),
+        (None, {"token", "turn", "request", "repeat"}),
     ],
 )
 def test_distances_can_be_chosen(text: str | None, accounts: set[str]) -> None:

@@ -188,7 +188,7 @@ def test_distances(text: str, distances: Distances) -> None:
 
 @pytest.mark.parametrize("text", ["", "turn", "tokens,", "all"])
 def test_distances_that_there_are_not(text: str) -> None:
-    with pytest.raises(ValueError, match="tokens, requests"):
+    with pytest.raises(ValueError, match="tokens, turns, requests"):
         parse_distances(text)
 
 

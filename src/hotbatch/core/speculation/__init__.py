@@ -3,9 +3,19 @@
 The walk of a guess, one module a station: `suffix_index` finds what followed the last time,
 `history` keeps what tenants were answered, `acceptance` knows how often such guesses come true,
 `pricing` decides how many a step computes, `speculator` joins them, `ledger` keeps the books.
+`draft_model` is a second source: it says when a smaller model is asked, and what for.
 """
 
+from hotbatch.core.speculation.draft_model import DraftModel, DraftModelShape
 from hotbatch.core.speculation.ledger import Account, CalibrationRow
 from hotbatch.core.speculation.speculator import Drafter, EachAlone, Speculator
 
-__all__ = ["Account", "CalibrationRow", "Drafter", "EachAlone", "Speculator"]
+__all__ = [
+    "Account",
+    "CalibrationRow",
+    "DraftModel",
+    "DraftModelShape",
+    "Drafter",
+    "EachAlone",
+    "Speculator",
+]

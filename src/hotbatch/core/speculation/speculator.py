@@ -330,7 +330,7 @@ class Speculator:
         if guess is not None and guess.reach[0] >= least:
             track.pause = 1
             return
-        track.pauses_left = min(track.pause, num_expected // 4)
+        track.pauses_left = min(track.pause, num_expected // 2)
         track.pause = min(2 * track.pause, 16)
 
     # Learning

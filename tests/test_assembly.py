@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,47 @@ def test_guessing_is_on_unless_switched_off_and_changes_no_token() -> None:
             outputs = llm.generate(prompts, params, use_tqdm=False)
             answers.append([output.outputs[0].token_ids for output in outputs])
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_draft_model_changes_no_token(temperature: float) -> None:
+    answers = []
+    for draft_model in ("tiny", None):
+        parts = tiny(speculate=True, draft_model=draft_model)
+        with LLM.from_parts(
+            parts.engine, parts.tokenizer, eos_token_ids=parts.eos_token_ids
+        ) as llm:
+            params = SamplingParams(temperature=temperature, max_tokens=60, ignore_eos=True, seed=3)
+            prompts = [{"prompt_token_ids": [5, 60, 7, 81, 9, index]} for index in range(3)]
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            answers.append([output.outputs[0].token_ids for output in outputs])
+    assert answers[0] == answers[1]
+
+
+def test_a_draft_model_must_speak_the_same_tokens(tmp_path: Path) -> None:
+    shape = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 300,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    with pytest.raises(OptionError, match="another vocabulary") as caught:
+        tiny(speculate=True, draft_model=str(tmp_path))
+    assert caught.value.param == "--draft-model"
+    with pytest.raises(OptionError, match="--draft-model nowhere") as caught:
+        tiny(speculate=True, draft_model="nowhere/there.gguf", load_format="dummy")
+    assert caught.value.param == "--draft-model"
+
+
+def test_a_draft_model_needs_guessing() -> None:
+    with pytest.raises(OptionError, match="add --speculate") as caught:
+        tiny(speculate=False, draft_model="tiny")
+    assert caught.value.param == "--draft-model"
 
 
 def test_close_is_idempotent_and_works_before_start() -> None:

@@ -17,7 +17,8 @@ from hotbatch.core.errors import InvalidRequestError, OptionError
 from hotbatch.core.policies import Policies, full_policies
 from hotbatch.core.scheduler import Scheduler
 from hotbatch.core.service_class import LatencyTargets, ServiceClass
-from hotbatch.core.speculation import AheadBook, Speculator
+from hotbatch.core.speculation import AheadBook, DraftModel, Speculator
+from hotbatch.draft_model import join, load_draft_model, num_draft_blocks
 from hotbatch.engine.clock import MonotonicClock
 from hotbatch.engine.engine import Engine
 from hotbatch.engine.protocol import Executor, ExecutorInfo
@@ -119,12 +120,19 @@ def assemble(
     template = _chat_template(options, model, tokenizer)
     if options.device == "cuda":
         _require_gpu()
+    draft = load_draft_model(options, tokenizer, _tokenizer)
     precision, why_precision = _precision(options, model)
     known = know(options, profile_key(options, model, precision, _kv_dtype(options, precision)))
     if as_tuned:
         options = with_tuned(options, known.profile)
     executor = _executor(options, model, precision, why_precision, report)
-    scheduler = _scheduler(options, executor.info, primed_cost_model(known.profile))
+    draft_model = None
+    if draft is not None:
+        config = _scheduler_config(options, executor.info)
+        executor, draft_model = join(
+            executor, _draft_executor(options, draft, executor.info, precision), config
+        )
+    scheduler = _scheduler(options, executor.info, primed_cost_model(known.profile), draft_model)
     if scheduler.cost_model is not None and not scheduler.cost_model.is_trained:
         steps = warm_up(
             executor,
@@ -396,12 +404,33 @@ def _scheduler_config(options: EngineOptions, info: ExecutorInfo) -> SchedulerCo
     )
 
 
-def _scheduler(options: EngineOptions, info: ExecutorInfo, cost_model: CostModel) -> Scheduler:
+def _draft_executor(
+    options: EngineOptions, draft: LoadedModel, info: ExecutorInfo, precision: str
+) -> Executor:
+    kv_dtype = _kv_dtype(options, precision)
+    shape = _Shape(
+        precision=precision,
+        why_precision="",
+        kv_dtype=kv_dtype,
+        num_blocks=num_draft_blocks(draft, info, kv_dtype),
+        max_model_len=min(info.max_model_len, draft.config.max_position_embeddings),
+    )
+    if options.device == "cuda":
+        return _torch_executor(options, draft, shape)
+    return _cpu_executor(options, draft, shape, None)
+
+
+def _scheduler(
+    options: EngineOptions,
+    info: ExecutorInfo,
+    cost_model: CostModel,
+    draft_model: DraftModel | None,
+) -> Scheduler:
     config, policies = _scheduler_config(options, info), _policies(options)
     if not options.speculate:
         return Scheduler(config, policies, cost_model)
     distances = options.speculate_on or EVERY_DISTANCE
-    drafter = Speculator(cost_model) if distances.tokens else None
+    drafter = Speculator(cost_model, draft_model=draft_model) if distances.tokens else None
     ahead = AheadBook() if distances.requests else None
     return Scheduler(config, policies, cost_model, drafter, ahead)
 

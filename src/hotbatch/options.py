@@ -352,6 +352,13 @@ class EngineOptions:
         high=1.0,
         metavar="SHARE",
     )
+    draft_model: str | None = option(
+        None,
+        "With --speculate: a smaller model of the same vocabulary (a GGUF file, a folder or a hub "
+        "id) that guesses as well, where its own time pays.",
+        group=REUSE,
+        metavar="MODEL",
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -382,6 +389,11 @@ class EngineOptions:
             raise OptionError(
                 f"--block-size must be a multiple of 16; got {self.block_size}.",
                 param="--block-size",
+            )
+        if self.draft_model is not None and not self.speculate:
+            raise OptionError(
+                "--draft-model guesses tokens, which is off: add --speculate, or leave it out.",
+                param="--draft-model",
             )
         if self.tenant_weights is not None:
             for tenant, weight in self.tenant_weights.items():

@@ -144,3 +144,32 @@ def test_the_text_says_what_to_do_and_how_sure_it_is() -> None:
     assert "--bandwidth" in text, "how to have the utilisation too"
     assert "from outside, as vllm" in text
     assert '"cause": "kv_cache"' in as_json(verdict, window)
+
+
+def guessing(seconds: float) -> str:
+    """A hotbatch that guesses at a distance that is known by name, and at one that is not."""
+    lines = ["# TYPE hotbatch:num_requests_running gauge", "hotbatch:num_requests_running 2.0"]
+    for name, label, values in (
+        ("draft_tokens", "result", {"accepted": 60.0, "wasted": 20.0}),
+        ("draft_seconds", "kind", {"spent": 0.02, "wasted": 0.005, "saved": 0.3}),
+    ):
+        lines.append(f"# TYPE hotbatch:{name} counter")
+        for distance, times in (("token", seconds), ("beyond", 2.0 * seconds), ("idle", 1.0)):
+            lines += [
+                f'hotbatch:{name}_total{{distance="{distance}",{label}="{key}"}} {value * times}'
+                for key, value in values.items()
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def test_a_line_for_each_distance_that_guessed() -> None:
+    window = make_window([read_scrape(guessing(5.0), 5.0), read_scrape(guessing(15.0), 15.0)])
+    assert list(window.guesses) == ["token", "beyond"]
+    text = as_text(judge(window), window)
+    assert (
+        "Guesses of next tokens: 80 tokens a second, 75 % right; "
+        "in each second they cost 20 ms and saved 300 ms."
+    ) in text
+    assert "Guesses of beyond: 160 tokens a second" in text
+    assert "idle" not in text.partition("Guesses")[2]
+    assert '"beyond"' in as_json(judge(window), window)

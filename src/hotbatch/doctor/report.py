@@ -9,6 +9,7 @@ from hotbatch.doctor.verdict import Finding, Verdict
 from hotbatch.doctor.window import Window
 
 _BAR = 40
+_DISTANCES = {"token": "next tokens", "turn": "next turns", "request": "next requests"}
 _USEFUL = ("decode", "prefill")
 
 
@@ -23,6 +24,8 @@ def as_text(verdict: Verdict, window: Window) -> str:
     lines = [verdict.headline, "", _utilisation(verdict, window)]
     if verdict.shares:
         lines += ["", *_bars(verdict)]
+    if window.guesses:
+        lines += ["", *_ledger(window)]
     for number, finding in enumerate(verdict.findings, 1):
         lines += ["", *_finding(number, finding)]
     lines += ["", f"Confidence: {verdict.confidence}, {_why(window)}."]
@@ -54,6 +57,16 @@ def _bars(verdict: Verdict) -> list[str]:
             bar = ("█" if cause in _USEFUL else "░") * max(1, round(_BAR * share))
             lines.append(f"  {cause:<21}{100 * share:5.1f} %  {bar}")
     return lines
+
+
+def _ledger(window: Window) -> list[str]:
+    """A line for each distance that guessed."""
+    return [
+        f"Guesses of {_DISTANCES.get(distance, distance)}: {guesses.attempted:.0f} tokens a "
+        f"second, {100 * guesses.accepted / guesses.attempted:.0f} % right; in each second they "
+        f"cost {1000 * guesses.spent:.0f} ms and saved {1000 * guesses.saved:.0f} ms."
+        for distance, guesses in window.guesses.items()
+    ]
 
 
 def _finding(number: int, finding: Finding) -> list[str]:

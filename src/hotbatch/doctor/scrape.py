@@ -55,6 +55,13 @@ _BY_LABEL = {
 }
 
 
+# Counters of guesses, by distance: the label that tells what is counted, and its unit.
+_GUESSES = {
+    "draft_tokens_total": ("result", "tokens"),
+    "draft_seconds_total": ("kind", "seconds"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Scrape:
     """The figures of one moment; what a server does not tell is missing.
@@ -65,6 +72,8 @@ class Scrape:
         gauges, counters: by our names.
         by_label: counters by our name, then by the label's value.
         curve, ideal_curve: seconds of a step by its rows.
+        guesses: by distance: `accepted_tokens` and `wasted_tokens`, `spent_seconds`,
+            `saved_seconds` and `wasted_seconds`; whatever distances there are.
     """
 
     server: str
@@ -74,6 +83,7 @@ class Scrape:
     by_label: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     curve: Mapping[int, float] = field(default_factory=dict)
     ideal_curve: Mapping[int, float] = field(default_factory=dict)
+    guesses: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def read_scrape(text: str, at: float) -> Scrape:
@@ -84,6 +94,7 @@ def read_scrape(text: str, at: float) -> Scrape:
     """
     values: dict[str, dict[str, float]] = {prefix: {} for prefix in _PREFIXES}
     labelled: dict[str, dict[str, float]] = defaultdict(dict)
+    guesses: dict[str, dict[str, float]] = defaultdict(dict)
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -92,6 +103,10 @@ def read_scrape(text: str, at: float) -> Scrape:
                     continue
                 sums = values[prefix]
                 sums[name] = sums.get(name, 0.0) + sample.value
+                if name in _GUESSES and "distance" in sample.labels:
+                    label, what = _GUESSES[name]
+                    figure = f"{sample.labels.get(label)}_{what}"
+                    guesses[sample.labels["distance"]][figure] = sample.value
                 for label in ("cause", "phase", "kind", "tokens"):
                     if label in sample.labels:
                         labelled[name][sample.labels[label]] = sample.value
@@ -114,6 +129,7 @@ def read_scrape(text: str, at: float) -> Scrape:
         },
         curve=_curve(labelled.get("step_curve_seconds", {})),
         ideal_curve=_curve(labelled.get("step_curve_ideal_seconds", {})),
+        guesses=guesses,
     )
 
 

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hotbatch.core.errors import InvalidRequestError
 from hotbatch.doctor.scrape import Scrape
+
+
+@dataclass(frozen=True, slots=True)
+class Guesses:
+    """What the guesses of one distance did, each second: tokens, and predicted seconds."""
+
+    attempted: float
+    accepted: float
+    spent: float
+    saved: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +36,7 @@ class Window:
         ttft, token_gap: mean seconds.
         knee: rows below which one more is free.
         curve, ideal_curve: seconds of a step by its rows.
+        guesses: by distance, those that guessed at all.
     """
 
     server: str
@@ -51,6 +62,7 @@ class Window:
     host_seconds: float | None
     curve: Mapping[int, float]
     ideal_curve: Mapping[int, float]
+    guesses: Mapping[str, Guesses] = field(default_factory=dict)
 
 
 def make_window(
@@ -108,7 +120,24 @@ def make_window(
         host_seconds=last.gauges.get("host_seconds"),
         curve=last.curve,
         ideal_curve=last.ideal_curve,
+        guesses=_guesses(first, last, seconds),
     )
+
+
+def _guesses(first: Scrape, last: Scrape, seconds: float) -> dict[str, Guesses]:
+    found = {}
+    for distance, figures in last.guesses.items():
+        before = first.guesses.get(distance, {})
+        rate = {
+            name: max(0.0, value - before.get(name, 0.0)) / seconds
+            for name, value in figures.items()
+        }
+        accepted = rate.get("accepted_tokens", 0.0)
+        attempted = accepted + rate.get("wasted_tokens", 0.0)
+        if attempted > 0.0:
+            spent, saved = rate.get("spent_seconds", 0.0), rate.get("saved_seconds", 0.0)
+            found[distance] = Guesses(attempted, accepted, spent, saved)
+    return found
 
 
 def _changes(first: Scrape, last: Scrape, name: str) -> dict[str, float]:

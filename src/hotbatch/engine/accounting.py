@@ -17,9 +17,10 @@ Of a step's time, in this order:
 
 1. What lay before it: waiting for work is `no_work`, anything else the host's (`host_gap`), as
    are planning, booking and delivering.
-2. Of the model's time, what refused drafts cost is `speculation_waste`, and so is what requests
-   computed ahead add to the steps of others, whatever they earn later; a step of guesses alone
-   is no step here, as it takes what would be idle. What the prompts cost
+2. Of the model's time, what refused drafts cost is `speculation_waste`, their share of the draft
+   model's time included, and so is what requests computed ahead add to the steps of others,
+   whatever they earn later; a step of guesses alone is no step here, as it takes what would be
+   idle. What the prompts cost
    the decodes beside them is `prefill_interference`, unless they were computed before and lost
    (`kv_limit`). Both are differences on the learnt curve, scaled to this step.
 3. What the rest took beyond its ideal time is `kernel_inefficiency`.
@@ -283,7 +284,12 @@ class Accountant:
             times[_HOST_GAP] = seconds - idle
         else:
             times[_HOST_GAP] = seconds - idle - execute
-            self._attribute(times, mix, kept, rejected, execute)
+            drafting = sum(result.draft_seconds)
+            self._attribute(times, mix, kept, rejected, execute - drafting)
+            if drafting:
+                refused = drafting * rejected / mix.num_drafts if mix.num_drafts else drafting
+                times[_SPECULATION_WASTE] += refused
+                times[_DECODE] += drafting - refused
         busy = seconds - idle
         decodes = mix.decode.num_tokens
         phase = Phase.DECODE if decodes == mix.all.num_tokens else Phase.MIXED

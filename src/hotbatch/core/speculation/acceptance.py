@@ -21,6 +21,7 @@ _AGREEMENTS = 4
 _BELIEF = (0.12, 0.25, 0.5, 0.7, 0.85, 0.92)  # of the first token, by level, as a start
 _TRUST = (0.9, 1.0, 0.75, 0.4)  # times that, by agreement
 _SAMPLED = 0.6  # times that, where tokens are drawn at a temperature
+_BELIEF_IN_MODEL = (0.65,) * len(_BELIEF)  # a draft model's: its levels are depths
 _DOUBT = 8.0  # guesses that the belief weighs
 _MEMORY = 200.0  # guesses that a cell remembers
 _LEAST, _MOST = 0.005, 0.99
@@ -39,9 +40,9 @@ class AcceptanceTable:
     def __init__(self) -> None:
         self.rates = [
             belief * trust * (_SAMPLED if is_sampled else 1.0)
-            for _ in range(_SOURCES)
+            for source in range(_SOURCES)
             for is_sampled in (False, True)
-            for belief in _BELIEF
+            for belief in (_BELIEF_IN_MODEL if source == MODEL else _BELIEF)
             for trust in _TRUST
         ]
         self._weights = [_DOUBT] * len(self.rates)

@@ -28,8 +28,8 @@ from hotbatch.core.step import Step
 # The least gain in tokens per second for which anything is guessed, and what is added to it in
 # large steps: there a row is a small part of the step, and its price of little certainty.
 _LEAST_GAIN = 0.01
-_UNCERTAINTY = 0.02
-_LARGE = 32  # decodes
+_UNCERTAINTY = 0.07
+_LARGE = 64  # decodes
 _PROBES = (1, 2, 4, 8)  # rows for which the cheapest price is looked for
 _PATIENCE = 16  # rows without any gain after which no more are tried: no tile is larger
 _HOPELESS = 0.97  # no chance is higher for long

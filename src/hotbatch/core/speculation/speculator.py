@@ -153,7 +153,7 @@ class Speculator:
         if step.budget <= 0 or not self._model.can_price_rows:
             return ()
         left = self._index_prompts(step)
-        if not step.num_decodes:
+        if not step.num_decodes or (self._depth is None and _is_behind(step, num_expected)):
             return ()
         market = self._market(step, num_expected)
         if market.is_closed and self._depth is None:
@@ -330,7 +330,7 @@ class Speculator:
         if guess is not None and guess.reach[0] >= least:
             track.pause = 1
             return
-        track.pauses_left = min(track.pause, num_expected // 4)
+        track.pauses_left = min(track.pause, num_expected // 2)
         track.pause = min(2 * track.pause, 16)
 
     # Learning
@@ -381,6 +381,15 @@ class Speculator:
         track.num_indexed += num_tokens
         self._num_own_tokens += num_tokens
         return num_tokens
+
+
+def _is_behind(step: Step, num_expected: int) -> bool:
+    """More prompts wait than this step computes.
+
+    Guesses would let those who decode end sooner, and so leave fewer beside whom the prompts are
+    computed, in smaller parts and more steps: the whole would take longer.
+    """
+    return step.num_tokens > step.num_decodes and num_expected > len(step.planned)
 
 
 def _dues(step: Step) -> list[float]:

@@ -225,6 +225,24 @@ def test_blocks_of_guesses_are_reclaimed_first() -> None:
     assert again.num_cached == 8
 
 
+@pytest.mark.parametrize("order", ["lru", "return-time"])
+def test_what_a_guess_found_does_not_go_with_it(order: Any) -> None:
+    scheduler = make(num_blocks=12, prefix_eviction=order, ahead_kv_share=1.0)
+    asked, other = list(range(20, 32)), list(range(40, 52))
+    for name, prompt in (("asked", asked), ("other", other)):
+        scheduler.add(greedy(name, prompt=prompt, max_tokens=1))
+        run_to_end(scheduler)
+    guess(scheduler, prompt=[*asked, 1, 2, 3, 4, 5, 6, 7, 8], max_tokens=1)
+    assert compute(scheduler)[0].requests[0].start == 12
+    # Of twelve blocks three each are theirs and two the guess's: these go, and one of the other.
+    scheduler.add(greedy("large", prompt=[*range(60, 88)], max_tokens=1))
+    run_to_end(scheduler)
+    again = greedy("again", prompt=[*asked, 9], max_tokens=1)
+    scheduler.add(again)
+    run_to_end(scheduler)
+    assert again.num_cached == 12
+
+
 def test_guesses_hold_their_share_of_the_pool_and_no_more() -> None:
     scheduler = make(num_blocks=16, ahead_kv_share=0.25)  # 4 blocks, 16 tokens
     guess(scheduler, "a", prompt=list(range(20, 30)), max_tokens=20)

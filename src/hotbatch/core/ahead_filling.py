@@ -4,8 +4,8 @@ A guess has no seat, stands in no queue and is counted nowhere. It joins a step 
 else, if nobody waits, no prompt is being computed and its rows pay (`speculation.ahead_pricing`).
 It holds KV blocks only while it joins one step after another: as soon as somebody waits, or
 blocks run short, it lets go of them before anybody is placed. What it computed stays findable
-until others need the room, and goes first (`BlockPool.release`), so going on later costs the last
-part of a block. All guesses together hold a share of the pool at most.
+until others need the room, and goes first (`KvCache.release_guess`), so going on later costs the
+last part of a block. All guesses together hold a share of the pool at most.
 
 Cost: nothing where there are no guesses.
 """
@@ -299,13 +299,13 @@ class AheadFiller:
             return
         if planned.sample is None:
             request.num_committed = planned.context_len
-            self._kv.index(request)
+            self._kv.index(request, is_guess=True)
             return
         token_id = outcome.token_ids[0]
         request.num_committed = len(request.tokens)
         reason = request.append(token_id)
         guess.logprobs += outcome.logprobs[:1]
-        self._kv.index(request)
+        self._kv.index(request, is_guess=True)
         if reason is not None:
             self.book.finish(guess, reason)
             self._let_go(request)
@@ -325,7 +325,7 @@ class AheadFiller:
     def _drain(self, request: Request) -> None:
         if request.in_flight == 0 and request in self._leaving:
             self._leaving.discard(request)
-            self._kv.release(request, is_ahead=True)
+            self._kv.release_guess(request)
 
     def _release_all(self) -> None:
         for request in list(self._guesses):
@@ -336,5 +336,5 @@ class AheadFiller:
         if request.in_flight:
             return
         del self._guesses[request]
-        self._kv.release(request, is_ahead=True)
+        self._kv.release_guess(request)
         request.num_computed = request.num_committed = request.num_indexed = 0

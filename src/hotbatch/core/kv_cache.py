@@ -73,6 +73,7 @@ class KvCache:
             cost = RecomputeCost(cost_model, config.max_num_batched_tokens)
             self.returns = ReturnOrder(config.num_blocks, config.block_size, cost)
         self.warmed = WarmedBlocks()
+        self._guessed: set[int] = set()  # computed for guessed requests, and used by no other
         self.pool = BlockPool(config.num_blocks, self._forget, self.returns)
         self.query_tokens = 0
         self.hit_tokens = 0
@@ -110,7 +111,7 @@ class KvCache:
         prefix = self._without_copy(self._find_prefix(request, None))
         if not self._fits(request, prefix, keep_free):
             return False
-        self._take(request, prefix)
+        self._take(request, prefix, is_guess=True)
         return True
 
     def grow(self, request: Request, num_tokens: int, at_most: int | None = None) -> bool:
@@ -170,12 +171,9 @@ class KvCache:
         if num_over > 0:
             self.cut(request, num_over)
 
-    def release(self, request: Request, *, is_ahead: bool = False) -> None:
-        """Take all blocks back; what the prefix cache knows stays findable, and that of a guess
-        for the least time."""
-        if is_ahead:
-            self.pool.release(request.block_table, is_ahead=True)
-        elif self.returns is not None and request.state is RequestState.FINISHED:
+    def release(self, request: Request) -> None:
+        """Take all blocks back; what the prefix cache knows stays findable."""
+        if self.returns is not None and request.state is RequestState.FINISHED:
             self._release_for_next_turn(self.returns, request)
         else:
             self.pool.release(request.block_table)
@@ -191,6 +189,15 @@ class KvCache:
         self.pool.release(request.block_table)
         returns.close()
 
+    def release_guess(self, request: Request) -> None:
+        """Take a guess's blocks back. What it computed goes before all other content; what it
+        found is kept as if it had been used."""
+        table = request.block_table
+        self.pool.release([block for block in table if block in self._guessed], is_ahead=True)
+        self.pool.release([block for block in table if block not in self._guessed])
+        request.block_table = ()
+        request.capacity = 0
+
     def release_warmed(self, request: Request) -> None:
         """Take the blocks back of what was computed ahead: they belong to the conversation."""
         if self.returns is not None:
@@ -205,12 +212,14 @@ class KvCache:
         self.prefix_cache.forget(block)
         if self.warmed:
             self.warmed.pop(block, None)
+        self._guessed.discard(block)
 
-    def index(self, request: Request, *, is_ahead: bool = False) -> None:
+    def index(self, request: Request, *, is_ahead: bool = False, is_guess: bool = False) -> None:
         """Make the blocks that are full and committed findable by content.
 
         Args:
-            is_ahead: nobody has asked for them yet.
+            is_ahead: a next turn will begin with them, if it comes.
+            is_guess: they are of a whole request that nobody has sent yet.
         """
         num_full = request.num_committed // self.block_size
         if num_full <= request.num_indexed or not self.enable_prefix_caching:
@@ -222,6 +231,8 @@ class KvCache:
                 self.pool.keep(block)
                 if is_ahead:
                     self.warmed[block] = index
+                if is_guess:
+                    self._guessed.add(block)
                 if self.returns is not None:
                     before = self.prefix_cache.block_of(keys[index - 1]) if index else None
                     self.returns.entered(block, before, index)
@@ -242,6 +253,7 @@ class KvCache:
             assert request.capacity == len(request.block_table) * self.block_size
             references.update(request.block_table)
         self.prefix_cache.check_integrity()
+        assert self._guessed <= self.prefix_cache.blocks, "a guess's block is not findable"
         self.pool.check_integrity(references, self.prefix_cache.blocks)
 
     def _find_lost(self, request: Request) -> None:
@@ -257,6 +269,8 @@ class KvCache:
         keys = extend_block_keys(request, num_full, self.block_size)
         found = self.prefix_cache.run_of(keys[held:num_full])
         self.pool.retain(found)
+        if self._guessed:
+            self._guessed.difference_update(found)
         request.block_table += tuple(found)
         request.capacity = len(request.block_table) * self.block_size
         request.num_computed = request.num_committed = request.capacity
@@ -296,11 +310,15 @@ class KvCache:
         taken = revived + self._num_missing(request, prefix)
         return self.pool.num_available - taken >= keep_free
 
-    def _take(self, request: Request, prefix: ComputedPrefix) -> Placement:
+    def _take(
+        self, request: Request, prefix: ComputedPrefix, *, is_guess: bool = False
+    ) -> Placement:
         # First retain, so that allocation cannot reclaim what is about to be shared.
         self.pool.retain(prefix.shared)
         if prefix.copy_source is not None:
             self.pool.retain((prefix.copy_source,))
+        if self._guessed and not is_guess:
+            self._guessed.difference_update(prefix.shared)
         own = self.pool.allocate(self._num_missing(request, prefix))
         request.block_table = prefix.shared + own
         request.capacity = len(request.block_table) * self.block_size

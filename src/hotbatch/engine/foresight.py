@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hotbatch.core.errors import HotbatchError
+from hotbatch.core.owner import Owner
 from hotbatch.core.plan import FinishReason
 from hotbatch.core.request import Request
 from hotbatch.core.sampling_params import SamplingParams
@@ -46,13 +47,6 @@ class Manner:
 
     params: SamplingParams
     add_special_tokens: bool | None
-
-
-class Owner(NamedTuple):
-    """Whose habits they are; nothing crosses from one to another."""
-
-    tenant: str
-    cache_salt: str | None
 
 
 class Words(NamedTuple):

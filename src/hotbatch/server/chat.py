@@ -10,6 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from hotbatch.core.errors import InvalidRequestError
+from hotbatch.core.owner import Owner
 from hotbatch.server import generation
 from hotbatch.server.bodies import check_connected, read_body
 from hotbatch.server.entrance import estimated_tokens
@@ -23,7 +24,6 @@ from hotbatch.server.prompts import truncated
 from hotbatch.server.schemas import ChatBody, TokenizeBody, parse_body
 from hotbatch.server.service import Job, PromptText, Service
 from hotbatch.server.urgency import Urgency, echoed_tier, urgency_of
-from hotbatch.text.answer_memory import Owner
 from hotbatch.text.chat_template import check_variables
 
 
@@ -38,7 +38,7 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
     urgency = urgency_of(http, body)
     with service.entrance.place(urgency, params.n, estimated_tokens(body.messages)):
         follows = body.speculate is not False and service.turns.is_active
-        owner = (urgency.tenant, body.cache_salt) if follows else None
+        owner = Owner(urgency.tenant, body.cache_salt) if follows else None
         asked = await asked_turn(service, body, owner)
         num_output = max(params.max_tokens or 1, params.min_tokens)
         prompt = list(asked.token_ids)
@@ -56,7 +56,7 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
             )
     if follows and len(prompt) == len(asked.token_ids):
         for job in jobs:
-            job.output = service.turns.follow(asked, job.output)
+            job.output.followers.append(service.turns.follow(asked))
     chat = _Chat(service, body, jobs, request_id, urgency)
     if body.stream:
         return await generation.stream(service, http, jobs, chat)
@@ -101,7 +101,7 @@ async def asked_turn(
     token_ids = await service.tokenize(
         text, add_special_tokens=bool(body.add_special_tokens), param="messages", owner=owner
     )
-    return AskedTurn(owner or ("", None), body.messages or (), options, text, token_ids)
+    return AskedTurn(owner or Owner("", None), body.messages or (), options, text, token_ids)
 
 
 def _tools(body: ChatBody | TokenizeBody) -> list[dict[str, Any]] | None:

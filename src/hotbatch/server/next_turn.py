@@ -22,12 +22,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hotbatch.core.errors import HotbatchError
-from hotbatch.core.plan import TokenEvent
+from hotbatch.core.owner import Owner
+from hotbatch.core.plan import FinishReason
 from hotbatch.core.speculation.warming import KnownPrefix
 from hotbatch.engine.engine import Engine
-from hotbatch.server.output import ChoiceOutput, Delta
+from hotbatch.server.output import Follower
 from hotbatch.text import ChatTemplate, Tokenizer
-from hotbatch.text.answer_memory import AnswerMemory, Owner
+from hotbatch.text.answer_memory import AnswerMemory
 
 logger = logging.getLogger(__name__)
 
@@ -55,34 +56,21 @@ class AskedTurn:
     answer: str = ""
 
 
-class FollowedOutput:
-    """A `ChoiceOutput` that tells somebody the whole answer when it has ended by itself."""
+class _FollowedTurn:
+    """Hears an answer to its end, and tells the whole of one that ended by itself."""
 
-    __slots__ = ("_inner", "_on_end", "_texts", "_token_ids")
-
-    def __init__(
-        self, inner: ChoiceOutput | FollowedOutput, on_end: Callable[[str, list[int]], None]
-    ) -> None:
-        self._inner = inner
+    def __init__(self, on_end: Callable[[str, list[int]], None]) -> None:
         self._on_end = on_end
         self._texts: list[str] = []
         self._token_ids: list[int] = []
 
-    @property
-    def num_output(self) -> int:
-        return self._inner.num_output
+    def note(self, text: str, token_ids: Sequence[int]) -> None:
+        self._texts.append(text)
+        self._token_ids += token_ids
 
-    @property
-    def num_cached(self) -> int:
-        return self._inner.num_cached
-
-    def feed(self, event: TokenEvent) -> Delta:
-        delta = self._inner.feed(event)
-        self._texts.append(delta.text)
-        self._token_ids += delta.token_ids
-        if delta.finish_reason in ("stop", "length"):
+    def end(self, reason: str, stop_token_id: int | None) -> None:
+        if reason in (FinishReason.STOP.value, FinishReason.LENGTH.value):
             self._on_end("".join(self._texts), self._token_ids)
-        return delta
 
 
 class NextTurns:
@@ -116,9 +104,9 @@ class NextTurns:
     def is_active(self) -> bool:
         return self.answers is not None or self._prefills
 
-    def follow(self, turn: AskedTurn, output: ChoiceOutput | FollowedOutput) -> FollowedOutput:
-        """What is to be fed instead of `output`."""
-        return FollowedOutput(output, lambda text, ids: self._ended(turn, text, ids))
+    def follow(self, turn: AskedTurn) -> Follower:
+        """Who is to hear what the client gets."""
+        return _FollowedTurn(lambda text, ids: self._ended(turn, text, ids))
 
     def _ended(self, turn: AskedTurn, answer: str, answer_ids: list[int]) -> None:
         memory = self.answers

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from hotbatch.core.plan import FinishReason, TokenEvent, TokenLogprob
 from hotbatch.core.sampling_params import SamplingParams
-from hotbatch.engine.foresight import Followed
 from hotbatch.text import IncrementalDetokenizer, StopStringMatcher, Tokenizer
 
 
@@ -26,19 +26,31 @@ class Delta:
     error_reason: str | None = None  # the limit that ended it, if one did
 
 
+class Follower(Protocol):
+    """Hears what the client sees of a choice, to make ready what it may ask next."""
+
+    def note(self, text: str, token_ids: Sequence[int]) -> None:
+        """The client got more."""
+        ...
+
+    def end(self, reason: str, stop_token_id: int | None) -> None:
+        """That was all, for a reason as clients are told it."""
+        ...
+
+
 class ChoiceOutput:
     """One choice on its way to the client.
 
     After a delta with a `finish_reason` it is complete, though the engine may not know yet
-    (a stop string): whoever feeds it then cancels the request. A `follower` hears what the client
-    sees, to foresee what it asks next.
+    (a stop string): whoever feeds it then cancels the request. `followers` may be added before it
+    is fed.
     """
 
     __slots__ = (
         "_detokenizer",
-        "_follower",
         "_matcher",
         "_params",
+        "followers",
         "num_cached",
         "num_output",
     )
@@ -48,10 +60,9 @@ class ChoiceOutput:
         tokenizer: Tokenizer,
         params: SamplingParams,
         prompt_ids: Sequence[int],
-        follower: Followed | None = None,
     ) -> None:
         self._params = params
-        self._follower = follower
+        self.followers: list[Follower] = []
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, skip_special_tokens=params.skip_special_tokens, prefix_ids=prompt_ids
         )
@@ -68,10 +79,10 @@ class ChoiceOutput:
         delta.prompt_logprobs = event.prompt_logprobs
         if delta.finish_reason is None and event.finish_reason is not None:
             self._end(delta, event)
-        if self._follower is not None:
-            self._follower.note(delta.text, delta.token_ids)
+        for follower in self.followers:
+            follower.note(delta.text, delta.token_ids)
             if delta.finish_reason is not None:
-                self._follower.end(delta.finish_reason, event.stop_token_id)
+                follower.end(delta.finish_reason, event.stop_token_id)
         return delta
 
     def _plain(self, event: TokenEvent) -> Delta:

@@ -23,13 +23,14 @@ from hotbatch.core.errors import (
     EngineStoppedError,
     InvalidRequestError,
 )
+from hotbatch.core.owner import Owner
 from hotbatch.core.plan import FinishReason, TokenEvent
 from hotbatch.core.request import Request
 from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.core.service_class import LatencyTargets, ServiceClass
 from hotbatch.engine.async_engine import AsyncEngine, EventStream
 from hotbatch.engine.engine import Engine
-from hotbatch.engine.foresight import Followed, Foresight, Manner, Owner, Words, symbols
+from hotbatch.engine.foresight import Followed, Foresight, Manner, Words, symbols
 from hotbatch.engine.seeds import child_seed
 from hotbatch.server import speculation_metrics
 from hotbatch.server.account_metrics import AccountMetrics, ReadDevice
@@ -37,13 +38,12 @@ from hotbatch.server.entrance import Entrance
 from hotbatch.server.errors import ModelNotFoundError
 from hotbatch.server.live import LiveFeed
 from hotbatch.server.metrics import ServerMetrics
-from hotbatch.server.next_turn import FollowedOutput, NextTurns
+from hotbatch.server.next_turn import NextTurns
 from hotbatch.server.output import ChoiceOutput
 from hotbatch.server.service_metrics import ServiceMetrics
 from hotbatch.server.urgency import Urgency
 from hotbatch.text import ChatTemplate, Tokenizer
 from hotbatch.text.answer_memory import AnswerMemory
-from hotbatch.text.answer_memory import Owner as Asker
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class Job:
     index: int
     prompt_ids: list[int]
     stream: EventStream
-    output: ChoiceOutput | FollowedOutput
+    output: ChoiceOutput
 
 
 class Service:
@@ -205,7 +205,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._text_thread, work)
 
     async def tokenize(
-        self, text: str, *, add_special_tokens: bool, param: str, owner: Asker | None = None
+        self, text: str, *, add_special_tokens: bool, param: str, owner: Owner | None = None
     ) -> list[int]:
         """`param` is the field that the text came from; what its `owner` was answered before gets
         the ids that it was generated as.
@@ -289,8 +289,10 @@ class Service:
                         speculate=speculate,
                     )
                     stream = self.engine.submit(request)
+                    output = ChoiceOutput(self.tokenizer, params, prompt_ids)
                     followed = self._follow(request, source if speculate else None)
-                    output = ChoiceOutput(self.tokenizer, params, prompt_ids, followed)
+                    if followed is not None:
+                        output.followers.append(followed)
                     jobs.append(Job(index, prompt_ids, stream, output))
         except BaseException:
             for job in jobs:

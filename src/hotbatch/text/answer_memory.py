@@ -30,6 +30,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from hotbatch.core.owner import Owner
+
 if TYPE_CHECKING:
     from hotbatch.text.token_bytes import TokenBytes
     from hotbatch.text.tokenizer import Tokenizer
@@ -38,9 +40,6 @@ _PIECE = 64  # characters
 _MOST_ANSWERS = 4  # to one prompt
 _MOST_TOKENS = 8_000_000  # of all owners: 32 MB
 _MOST_TOKENS_OF_ONE = 1_000_000
-
-Owner = tuple[str, str | None]
-"""Tenant and cache salt: what one was answered is never used for another."""
 
 
 @dataclass(slots=True)

@@ -32,6 +32,8 @@ from hotbatch.simulator import RooflineStepTime, SimulatedExecutor, TokenModel
 
 MODEL = TokenModel(vocab_size=40, eos_token_id=EOS, eos_probability=0.08)
 
+PREFIX = "next-turn-"  # of the ids of what next turns begin with
+
 
 @dataclass(frozen=True)
 class Habits:
@@ -309,7 +311,7 @@ class RandomDay:
             request.tenant,
             request.cache_salt,
         )
-        self.scheduler.offer(prefix, self.executor.clock.now())
+        self.scheduler.idle_work.offer(prefix, self.executor.clock.now())
         self.scheduler.check_integrity()
 
     def _arrivals(self) -> None:
@@ -333,15 +335,17 @@ class RandomDay:
                 most = self.config.context_len - len(prompt)
                 fields["params"] = replace(fields["params"], max_tokens=most)
             elif kind == "drop" and self.guesses:
-                self.scheduler.reprice_guess(self.random.choice(list(self.guesses)), 0.0)
+                self.scheduler.idle_work.reprice(self.random.choice(list(self.guesses)), 0.0)
             request = Request(**fields)
             self.guesses[name] = request
-            self.scheduler.guess(request, self.random.random(), self.executor.clock.now())
+            self.scheduler.idle_work.guess(request, self.random.random(), self.executor.clock.now())
             self.scheduler.check_integrity()
             self._hear_news()
 
     def _hear_news(self) -> None:
-        for news in self.scheduler.guess_news():
+        for news in self.scheduler.idle_work.news():
+            if news.request_id.startswith(PREFIX):
+                continue
             request = self.guesses[news.request_id]
             if news.fate is not Fate.COMPUTED:
                 del self.guesses[news.request_id]
@@ -399,11 +403,11 @@ class RandomDay:
             assert self.scheduler.stats().num_running <= 1
         asked = plan.requests[: len(plan.requests) - plan.num_ahead]
         for planned in plan.requests[len(asked) :]:
-            assert planned.request_id in self.guesses
-        if asked and asked[0].request_id not in self.heard:
-            assert len(plan.requests) == 1, "what is computed ahead shares no step"
-            assert self.scheduler.stats().num_running == 0, "nor does it run beside requests"
-            return
+            if planned.request_id.startswith(PREFIX):
+                assert len(plan.requests) == 1, "the beginning of a next turn shares no step"
+                assert self.scheduler.stats().num_running == 0, "nor does it run beside requests"
+            else:
+                assert planned.request_id in self.guesses
         for planned in asked:
             assert self.heard[planned.request_id].end is None, "planned after its end"
 
@@ -439,16 +443,14 @@ class RandomDay:
             if plan is None:
                 break
             self._check_plan(plan)
-            is_prefix = plan.requests[0].request_id not in self.guesses  # of a next turn
-            assert plan.requests[0].request_id not in self.heard, "a request was left"
-            assert plan.num_ahead == (0 if is_prefix else len(plan.requests))
+            assert plan.num_ahead == len(plan.requests), "a request was left"
             result = self.executor.run(plan)
             assert not self.scheduler.commit(plan, result, self.executor.clock.now())
             self.scheduler.check_integrity()
             self._hear_news()
         else:
             raise AssertionError("some guess never ends")
-        assert not any(True for _ in self.scheduler.guess_holders)
+        assert not any(True for _ in self.scheduler.idle_work.holders)
 
     def _judge_request(self, request: Request, heard: Heard) -> None:
         limit = self.config.context_len - request.num_prompt

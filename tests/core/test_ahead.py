@@ -28,7 +28,7 @@ def greedy(name: str, prompt: Any = PROMPT, **fields: Any) -> Request:
 
 
 def guess(scheduler: Scheduler, name: str = "guess", chance: float = 0.9, **fields: Any) -> None:
-    scheduler.guess(greedy(name, **fields), chance, 0.0)
+    scheduler.idle_work.guess(greedy(name, **fields), chance, 0.0)
 
 
 def compute(scheduler: Scheduler, steps: int = 50) -> list[StepPlan]:
@@ -50,7 +50,7 @@ def compute(scheduler: Scheduler, steps: int = 50) -> list[StepPlan]:
 
 
 def fates(scheduler: Scheduler) -> list[tuple[str, Fate]]:
-    return [(news.request_id, news.fate) for news in scheduler.guess_news()]
+    return [(news.request_id, news.fate) for news in scheduler.idle_work.news()]
 
 
 def test_a_guess_is_computed_in_idle_time_and_counted_nowhere() -> None:
@@ -66,7 +66,7 @@ def test_a_guess_is_computed_in_idle_time_and_counted_nowhere() -> None:
     compute(scheduler)
     assert fates(scheduler) == [("guess", Fate.COMPUTED)]
     assert scheduler.plan(0.0) is None
-    assert scheduler.guess_holders == []
+    assert not list(scheduler.idle_work.holders)
     stats = scheduler.stats()
     assert (stats.generated_tokens, stats.prompt_tokens, stats.prefix_query_tokens) == (0, 0, 0)
 
@@ -192,11 +192,11 @@ def test_a_request_that_comes_takes_the_next_step_alone() -> None:
     scheduler = make()
     guess(scheduler, max_tokens=20)
     compute(scheduler, steps=3)
-    assert scheduler.guess_holders
+    assert list(scheduler.idle_work.holders)
     scheduler.add(greedy("real", prompt=[1, 2, 3, 4]))
     plan = must_plan(scheduler)
     assert [planned.request_id for planned in plan.requests] == ["real"]
-    assert scheduler.guess_holders == []  # nor does it hold a block
+    assert not list(scheduler.idle_work.holders)  # nor does it hold a block
 
 
 def test_guesses_find_what_they_computed_when_they_go_on() -> None:
@@ -266,13 +266,13 @@ def test_a_refuted_guess_is_dropped_and_booked_as_waste() -> None:
     scheduler = make()
     guess(scheduler, chance=0.75, max_tokens=20)
     compute(scheduler, steps=3)
-    scheduler.reprice_guess("guess", 0.0)
+    scheduler.idle_work.reprice("guess", 0.0)
     scheduler.check_integrity()
     assert scheduler.plan(0.0) is None
     assert fates(scheduler) == [("guess", Fate.DROPPED)]
     account = scheduler.stats().guesses["request"]
     assert (account.attempted, account.accepted, account.wasted) == (8, 0, 8)
-    (row,) = scheduler._ahead.book.calibration()
+    (row,) = scheduler.idle_work._ahead.book.calibration()
     assert row == (0.75, 0.0, 1)
 
 
@@ -280,7 +280,7 @@ def test_a_guess_refuted_while_its_step_runs_gives_its_blocks_back_after_it() ->
     scheduler = make()
     guess(scheduler)
     plan = must_plan(scheduler)
-    scheduler.reprice_guess("guess", 0.0)
+    scheduler.idle_work.reprice("guess", 0.0)
     scheduler.check_integrity()
     assert scheduler.stats().blocks_used > 0
     scheduler.commit(plan, result_of(plan), 0.0)
@@ -306,10 +306,10 @@ def test_old_guesses_are_given_up_and_the_least_likely_makes_way() -> None:
     scheduler = make()
     guess(scheduler, "old")
     compute(scheduler)
-    scheduler.guess(greedy("new", prompt=[1, 2]), 0.5, 1000.0)
+    scheduler.idle_work.guess(greedy("new", prompt=[1, 2]), 0.5, 1000.0)
     assert ("old", Fate.DROPPED) in fates(scheduler)
     for number in range(64):
-        scheduler.guess(greedy(f"g{number}", prompt=[3, number]), 0.6, 1000.0)
+        scheduler.idle_work.guess(greedy(f"g{number}", prompt=[3, number]), 0.6, 1000.0)
     assert ("new", Fate.DROPPED) in fates(scheduler)
     assert scheduler.stats().num_guesses == 64
 
@@ -317,7 +317,7 @@ def test_old_guesses_are_given_up_and_the_least_likely_makes_way() -> None:
 def test_closed_batches_take_no_guesses() -> None:
     scheduler = make(batching="request")
     guess(scheduler)
-    assert not scheduler.guesses_requests
+    assert not scheduler.idle_work.takes_guesses
     assert scheduler.plan(0.0) is None
 
 

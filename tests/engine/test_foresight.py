@@ -180,7 +180,7 @@ def test_of_a_drawn_answer_only_the_prompt_is_computed() -> None:
     account = world.account()
     assert account.accepted > 0
     assert world.scheduler.stats().guesses["repeat"].accepted == 0
-    book = world.scheduler._ahead.book
+    book = world.scheduler.idle_work._ahead.book
     assert all(guess.request.num_output <= 1 for guess in book._computed.values())
 
 

@@ -57,7 +57,9 @@ def test_a_loop_is_foreseen_and_nothing_else_changes(http: httpx.Client, rig: Ri
 
 def busy(rig: Rig) -> bool:
     """Is any guess being computed?"""
-    return rig.scheduler._ahead is not None and rig.scheduler._ahead.book.has_live
+    return (
+        rig.scheduler.idle_work._ahead is not None and rig.scheduler.idle_work._ahead.book.has_live
+    )
 
 
 def test_a_repeat_streams_at_once_with_all_that_belongs_to_it(http: httpx.Client, rig: Rig) -> None:

@@ -27,8 +27,8 @@ As somebody always is spared by the choice of victims and is known to fit when a
 ends, and so does everybody after it.
 
 What is left of the budget may go to guesses of the next tokens of those that decode
-(`speculation`), in blocks that nobody wants (`drafting`). And where nobody waits, whole requests
-that nobody has sent yet are computed ahead (`ahead_filling`).
+(`speculation`), in blocks that nobody wants (`drafting`). And where nobody waits, what nobody has
+asked for yet is computed ahead (`idle_work`).
 
 Cost: planning is linear in the running requests, with nothing in it that grows with their
 length; waiting requests cost nothing until there is room for them.
@@ -36,11 +36,9 @@ length; waiting requests cost nothing until there is room for them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from heapq import heappop, heappush
-from math import ceil, inf
+from math import inf
 
-from hotbatch.core.ahead_filling import AheadFiller
 from hotbatch.core.batch_share import BatchShare
 from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.cost_model import CostModel
@@ -48,6 +46,7 @@ from hotbatch.core.drafting import DraftFiller
 from hotbatch.core.errors import InvalidRequestError
 from hotbatch.core.fairness import VirtualTokenCounters
 from hotbatch.core.group import GroupRegistry
+from hotbatch.core.idle_work import IdleWork
 from hotbatch.core.kv_cache import KvCache
 from hotbatch.core.plan import (
     FinishReason,
@@ -65,9 +64,7 @@ from hotbatch.core.request_check import check_request, max_output
 from hotbatch.core.roster import Roster
 from hotbatch.core.seating import Seating
 from hotbatch.core.service_class import ServiceClass
-from hotbatch.core.speculation import Account, AheadBook, Drafter, EachAlone, GuessNews
-from hotbatch.core.speculation.ledger import NEXT_TURN
-from hotbatch.core.speculation.warming import KnownPrefix, Warmer
+from hotbatch.core.speculation import AheadBook, Drafter, EachAlone
 from hotbatch.core.stats import SchedulerStats
 from hotbatch.core.step import Step
 from hotbatch.core.step_filling import StepFiller
@@ -139,21 +136,15 @@ class Scheduler:
             self._draft_filler = DraftFiller(
                 config, drafter, self._roster, self._kv, self._preemptor, self._seating
             )
-        self._warmer: Warmer | None = None
-        if config.prefill_ahead and config.enable_prefix_caching:
-            keep_free = ceil(config.watermark * config.num_blocks)
-            self._warmer = Warmer(self._kv, cost_model, config.max_num_batched_tokens, keep_free)
-        self._ahead: AheadFiller | None = None
-        if ahead is not None and not self._is_closed_mode:
-            self._ahead = AheadFiller(
-                config,
-                ahead,
-                self._roster,
-                self._kv,
-                self._preemptor,
-                self._seating,
-                cost_model,
-            )
+        self.idle_work = IdleWork(
+            config,
+            None if self._is_closed_mode else ahead,
+            self._roster,
+            self._kv,
+            self._preemptor,
+            self._seating,
+            cost_model,
+        )
         self._answered: list[TokenEvent] = []  # on arrival, not told yet
         self._gathering = WaitingQueue()  # of a static batch that is not formed yet
         self._closed_batch: set[Request] = set()  # live members of a static batch
@@ -197,7 +188,7 @@ class Scheduler:
         request.max_output = max_output(request, self.config)
         self._urgency.classify(request)
         request.queue_key = self._policies.waiting_key(request)
-        if self._ahead is not None and request.speculate and self._answer(request):
+        if self._answer(request):
             return
         roster.by_id[request.request_id] = request
         self._groups.join(request)
@@ -240,47 +231,10 @@ class Scheduler:
                 events.append(self._expiry_event(request))
         return events
 
-    def offer(self, prefix: KnownPrefix, now: float) -> None:
-        """Compute what a next prompt will begin with when there is nothing else to do, if that
-        is wanted at all."""
-        if self._warmer is not None:
-            self._warmer.offer(prefix, now)
-
     def answered(self) -> list[TokenEvent]:
         """What requests got on arrival, as it was computed before they came."""
         events, self._answered = self._answered, []
         return events
-
-    # Requests that nobody has sent yet
-
-    @property
-    def guesses_requests(self) -> bool:
-        """True if guesses are taken."""
-        return self._ahead is not None
-
-    def guess(self, request: Request, chance: float, now: float) -> None:
-        """Take a request that may come, to be computed in capacity that would idle. It has no
-        events; `guess_news` says what became of it.
-
-        Raises:
-            InvalidRequestError: it could never be served.
-        """
-        if self._ahead is not None:
-            self._ahead.offer(request, chance, now)
-
-    def reprice_guess(self, request_id: str, chance: float) -> None:
-        """A guess became more or less likely; 0 ends it. Does nothing if it is over."""
-        if self._ahead is not None:
-            self._ahead.reprice(request_id, chance)
-
-    @property
-    def guess_holders(self) -> list[Request]:
-        """Guesses that hold blocks now: none while nothing is planned."""
-        return [] if self._ahead is None else list(self._ahead.holders)
-
-    def guess_news(self) -> list[GuessNews]:
-        """What became of guesses since the last time."""
-        return [] if self._ahead is None else self._ahead.book.take_news()
 
     @property
     def has_classes(self) -> bool:
@@ -303,12 +257,9 @@ class Scheduler:
         """Decide the next step; None if there is nothing to compute now."""
         step = Step(self.config.max_num_batched_tokens)
         self._kv.note_time(now)
-        if self._warmer is not None and self._roster.by_id:
-            self._warmer.interrupt()
         self._preemptor.begin()
         self._seating.begin()
-        if self._ahead is not None:
-            self._ahead.make_way()
+        self.idle_work.make_way()
         if self._urgency.lift_aged(self._next_order, now):
             self._next_order += 1
         owed = self._urgency.call_owed(now)
@@ -322,11 +273,8 @@ class Scheduler:
             self._urgency.settle(request)
         if step.planned and self._draft_filler is not None:
             self._draft_filler.fill(step, now)
-        if self._ahead is not None:
-            self._ahead.fill(step, now)
-        if not step.planned:
-            return self._plan_ahead(step, now)
-        return self._close_plan(step)
+        self.idle_work.fill(step, now)
+        return self._close_plan(step) if step.planned else None
 
     def next_wakeup(self, now: float) -> float | None:
         """When something happens though nothing else does, in seconds; None if nothing will.
@@ -351,9 +299,6 @@ class Scheduler:
         assert result.step_id == plan.step_id, "the result belongs to another plan"
         if self.cost_model is not None and step.features is not None:
             self.cost_model.observe(step.features, result.seconds)
-        if self._warmer is not None and self._warmer.owns(plan):
-            self._warmer.settle(plan, result)
-            return []
         events: list[TokenEvent] = []
         counters = self._counters
         charges: dict[tuple[int, str], int] = {}
@@ -381,8 +326,8 @@ class Scheduler:
                 charges[account] = charges.get(account, 0) + len(event.token_ids)
         if ended:
             self._roster.drop_finished()
-        if step.num_ahead and self._ahead is not None:
-            self._ahead.commit(plan, result, step)
+        if step.num_ahead:
+            self.idle_work.commit(plan, result, step)
         if self._drafter is not None:
             self._drafter.settle(plan, result)
         if counters is not None:
@@ -395,12 +340,9 @@ class Scheduler:
         step = self._close_step(plan)
         if self._drafter is not None:
             self._drafter.drop(plan)
-        if self._warmer is not None and self._warmer.owns(plan):
-            self._warmer.drop(plan)
-            return []
         events: list[TokenEvent] = []
-        if self._ahead is not None:
-            self._ahead.fail(step)
+        if step.num_ahead:
+            self.idle_work.fail(step)
         for request in step.requests[: len(step.requests) - step.num_ahead]:
             request.in_flight -= 1
             if request.state is RequestState.FINISHED:
@@ -416,11 +358,8 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         pool = self._kv.pool
         num_running, num_paused = len(self._roster.running), len(self._roster.paused)
-        guesses = dict(self._drafter.accounts()) if self._drafter is not None else {}
-        num_held = 0  # by guesses: whoever wants these blocks gets them
-        if self._ahead is not None:
-            guesses.update(self._ahead.book.accounts())
-            num_held = self._ahead.num_held
+        drafts = self._drafter.accounts() if self._drafter is not None else {}
+        num_held = self.idle_work.num_held
         return SchedulerStats(
             num_running=num_running,
             num_waiting=len(self._roster) - num_running - num_paused,
@@ -437,29 +376,16 @@ class Scheduler:
             num_paused=num_paused,
             pauses=self._preemptor.num_pauses,
             expired=self._num_expired,
-            guesses=self._accounts(),
+            guesses={**drafts, **self.idle_work.accounts()},
             returns=self._kv.returns.calibration() if self._kv.returns is not None else (),
-            num_guesses=len(self._ahead.book) if self._ahead is not None else 0,
+            num_guesses=self.idle_work.num_guesses,
         )
-
-    def _accounts(self) -> Mapping[str, Account]:
-        """What guesses earned and cost, by their distance."""
-        accounts = dict(self._drafter.accounts()) if self._drafter is not None else {}
-        if self._warmer is not None:
-            accounts[NEXT_TURN] = self._warmer.account()
-        if self._ahead is not None:
-            accounts.update(self._ahead.book.accounts())
-        return accounts
 
     def check_integrity(self) -> None:
         """Assert that no block and no request is lost or in two places."""
         held = [source for step in self._steps.values() for source, _ in step.copies]
-        holders = [*self._roster.holders, *self._draining]
-        if self._warmer is not None:
-            holders += self._warmer.holders
-        if self._ahead is not None:
-            self._ahead.check_integrity()
-            holders += self._ahead.holders
+        self.idle_work.check_integrity()
+        holders = [*self._roster.holders, *self._draining, *self.idle_work.holders]
         self._kv.check_integrity(holders, held)
         self._groups.check_integrity()
         self._roster.check_integrity()
@@ -476,17 +402,6 @@ class Scheduler:
             assert not len(self._groups), "a group outlived its members"
 
     # Parts of a plan
-
-    def _plan_ahead(self, step: Step, now: float) -> StepPlan | None:
-        """Nothing is to be done, so the step is for what will be."""
-        if self._warmer is None or self._roster.by_id:
-            return None
-        self._warmer.fill(step, now)
-        if not step.planned:
-            return None
-        plan = self._close_plan(step)
-        self._warmer.planned(plan)
-        return plan
 
     def _seat_closed_batch(self, now: float) -> None:
         """Form the next static batch once the last one has ended to its last member.
@@ -541,8 +456,7 @@ class Scheduler:
 
         Otherwise it goes on from there like one that has lost its KV.
         """
-        assert self._ahead is not None
-        given = self._ahead.answer(request)
+        given = self.idle_work.answer(request)
         if given is None:
             return False
         request.num_cached = request.num_prompt
@@ -693,8 +607,8 @@ class Scheduler:
         self._share.chosen.pop(request, None)
         if self._drafter is not None:
             self._drafter.end(request)
-        if self._ahead is not None and request.speculate and reason is not FinishReason.ERROR:
-            self._ahead.book.remember(request)
+        if reason is not FinishReason.ERROR:
+            self.idle_work.remember(request)
         self._draining.add(request)
         self._drain(request)
 

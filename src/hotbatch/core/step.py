@@ -28,6 +28,7 @@ class Step:
         "decode_context",
         "draft_seconds",
         "features",
+        "is_warming",
         "model_drafts",
         "num_ahead",
         "num_decodes",
@@ -56,6 +57,7 @@ class Step:
         self.model_drafts: tuple[ModelDraft, ...] = ()
         self.draft_seconds = 0.0  # predicted for these
         self.num_ahead = 0
+        self.is_warming = False  # these are the beginning of a next turn
         self.ahead_seconds = 0.0
         self.asked: StepFeatures | None = None
         self.prompts = StepFeatures()  # the part of the sums that does not decode

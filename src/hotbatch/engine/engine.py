@@ -256,7 +256,7 @@ class Engine:
     @property
     def guesses_requests(self) -> bool:
         """True if requests that nobody has sent are taken, to be computed ahead."""
-        return self._scheduler.guesses_requests
+        return self._scheduler.idle_work.takes_guesses
 
     def guess(self, request: Request, chance: float) -> None:
         """Takes a request that may come. Nobody is owed an answer; `guess_observers` hear what
@@ -464,7 +464,7 @@ class Engine:
         if isinstance(message, Request):
             self._add(message)
         elif isinstance(message, KnownPrefix):
-            self._scheduler.offer(message, self._clock.now())
+            self._scheduler.idle_work.offer(message, self._clock.now())
         elif isinstance(message, _Guess):
             self._take_guess(message)
         elif isinstance(message, _Cancel):
@@ -479,9 +479,9 @@ class Engine:
 
     def _take_guess(self, guess: _Guess) -> None:
         if guess.request is None:
-            self._scheduler.reprice_guess(guess.request_id, guess.chance)
+            self._scheduler.idle_work.reprice(guess.request_id, guess.chance)
         elif self._stop_deadline is None:
-            self._scheduler.guess(guess.request, guess.chance, self._clock.now())
+            self._scheduler.idle_work.guess(guess.request, guess.chance, self._clock.now())
 
     def _add(self, request: Request) -> None:
         try:
@@ -519,10 +519,9 @@ class Engine:
         return heard
 
     def _tell_guesses(self) -> None:
-        if self._scheduler.guesses_requests:
-            news = self._scheduler.guess_news()
-            if news:
-                _tell(self.guess_observers, news)
+        news = self._scheduler.idle_work.news()
+        if news:
+            _tell(self.guess_observers, news)
 
     def _step_stats(
         self,

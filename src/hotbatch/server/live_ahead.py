@@ -15,7 +15,8 @@ from hotbatch.core.speculation import Fate, GuessNews
 COMPUTING, COMPUTED, CLAIMED, DROPPED = range(4)
 AHEAD_FIELDS = ("number", "state", "prompt", "decode", "context")
 """A lane of a guess is so many integers: an id for as long as it lives, its state (0 computing,
-1 computed to its end, 2 claimed by the request that it guessed, 3 dropped), tokens of its prompt
+1 computed to its end, 2 claimed by the request that it guessed, 3 over: dropped, or the beginning
+of a next turn that was computed as far as there was time), tokens of its prompt
 and of its answer computed since the last frame, and the tokens that it attends to now."""
 
 _STATES = {Fate.COMPUTED: COMPUTED, Fate.CLAIMED: CLAIMED, Fate.DROPPED: DROPPED}

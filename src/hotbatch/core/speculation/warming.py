@@ -31,6 +31,7 @@ from hotbatch.core.prefix_cache import extend_block_keys
 from hotbatch.core.recompute_cost import RecomputeCost
 from hotbatch.core.request import Request, RequestEvent, RequestState
 from hotbatch.core.sampling_params import SamplingParams
+from hotbatch.core.speculation.ahead import Fate, GuessNews
 from hotbatch.core.speculation.ledger import Account
 from hotbatch.core.step import Step
 
@@ -85,7 +86,7 @@ class Warmer:
         self._offers: OrderedDict[bytes, _Offer] = OrderedDict()  # by key
         self._current: _Offer | None = None
         self._is_interrupted = False
-        self._steps: set[int] = set()  # in flight
+        self._news: list[GuessNews] = []
         self._num_made = 0
         self._attempted = 0
         self._seconds_spent = 0.0
@@ -99,8 +100,10 @@ class Warmer:
     def has_work(self) -> bool:
         return self._current is not None or bool(self._offers)
 
-    def owns(self, plan: StepPlan) -> bool:
-        return plan.step_id in self._steps
+    def take_news(self) -> list[GuessNews]:
+        """Prefixes that gave their blocks back since the last time, done or not."""
+        news, self._news = self._news, []
+        return news
 
     # What is offered
 
@@ -170,6 +173,7 @@ class Warmer:
 
     def fill(self, step: Step, now: float) -> None:
         """Give an empty step to a prefix, if one is offered."""
+        assert not step.planned, "a prefix shares no step"
         if self._is_interrupted:
             return
         if self._current is None:
@@ -179,7 +183,8 @@ class Warmer:
             return
         request = offer.request
         left = len(request.tokens) - 1 - request.num_computed
-        step.enter_chunk(request, min(left, self._piece(request.num_computed, left)))
+        step.close_asked()
+        step.enter_ahead(request, min(left, self._piece(request.num_computed, left)))
 
     def _piece(self, start: int, left: int) -> int:
         model = self._model
@@ -188,9 +193,6 @@ class Warmer:
         most = min(left, self._max_tokens)
         size = model.largest_chunk(StepFeatures(), start, most, _BRIEF)
         return min(max(size, _LEAST_PIECE), most)
-
-    def planned(self, plan: StepPlan) -> None:
-        self._steps.add(plan.step_id)
 
     def interrupt(self) -> None:
         """Real work has come: blocks go back as soon as no step uses them."""
@@ -204,7 +206,6 @@ class Warmer:
 
     def settle(self, plan: StepPlan, result: StepResult) -> None:
         """A step of ours ran."""
-        self._steps.discard(plan.step_id)
         offer = self._current
         assert offer is not None and len(plan.requests) == 1
         request, (planned,) = offer.request, plan.requests
@@ -220,9 +221,8 @@ class Warmer:
         if is_done or (self._is_interrupted and not request.in_flight):
             self._let_go(offer, is_done=is_done)
 
-    def drop(self, plan: StepPlan) -> None:
+    def drop(self) -> None:
         """A step of ours failed."""
-        self._steps.discard(plan.step_id)
         offer = self._current
         if offer is not None:
             offer.request.in_flight -= 1
@@ -238,6 +238,7 @@ class Warmer:
         self._current = None
         self._is_interrupted = False
         self._kv.release_warmed(request)
+        self._news.append(GuessNews(request.request_id, Fate.DROPPED))
         request.num_computed = request.num_committed = request.num_indexed = 0
         if not is_done:
             self._offers[offer.key] = offer

@@ -112,9 +112,14 @@ def test_a_draft_model_must_speak_the_same_tokens(tmp_path: Path) -> None:
     assert caught.value.param == "--draft-model"
 
 
-def test_a_draft_model_needs_guessing() -> None:
+@pytest.mark.parametrize(
+    "options", [{"speculate": False}, {"speculate": True, "speculate_on": "turns,requests"}]
+)
+def test_a_draft_model_needs_guessing(options: dict[str, Any]) -> None:
+    if "speculate_on" in options:
+        options = {**options, "speculate_on": parse_distances(options["speculate_on"])}
     with pytest.raises(OptionError, match="add --speculate") as caught:
-        tiny(speculate=False, draft_model="tiny")
+        tiny(**options, draft_model="tiny")
     assert caught.value.param == "--draft-model"
 
 

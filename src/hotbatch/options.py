@@ -390,9 +390,11 @@ class EngineOptions:
                 f"--block-size must be a multiple of 16; got {self.block_size}.",
                 param="--block-size",
             )
-        if self.draft_model is not None and not self.speculate:
+        guesses_tokens = self.speculate and (self.speculate_on or EVERY_DISTANCE).tokens
+        if self.draft_model is not None and not guesses_tokens:
             raise OptionError(
-                "--draft-model guesses tokens, which is off: add --speculate, or leave it out.",
+                "--draft-model guesses tokens, which is off: add --speculate with 'tokens' among "
+                "what --speculate-on names, or leave it out.",
                 param="--draft-model",
             )
         if self.tenant_weights is not None:

@@ -170,5 +170,5 @@ class NextTurns:
 
     def _encode(self, text: str, owner: Owner) -> list[int]:
         if self.answers is not None:
-            return self.answers.encode(text, owner)
+            return self.answers.encode(text, owner, is_asked=False)
         return self._tokenizer.encode(text, add_special_tokens=False)

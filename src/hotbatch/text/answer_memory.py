@@ -104,20 +104,23 @@ class AnswerMemory:
 
     # Using it
 
-    def encode(self, text: str, owner: Owner) -> list[int]:
+    def encode(self, text: str, owner: Owner, *, is_asked: bool = True) -> list[int]:
         """Token ids of a rendered prompt (special tokens written in it become themselves), with
         remembered ids where it begins with something remembered.
+
+        Args:
+            is_asked: somebody sent it, so it counts.
 
         Raises:
             InvalidRequestError: as `Tokenizer.encode`.
         """
         if self._table is not None and self._num_tokens:
-            spliced = self._splice(text, owner)
+            spliced = self._splice(text, owner, is_asked)
             if spliced is not None:
                 return spliced
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _splice(self, text: str, owner: Owner) -> list[int] | None:
+    def _splice(self, text: str, owner: Owner, is_asked: bool) -> list[int] | None:
         with self._lock:
             memory = self._longest(text, owner)
             if memory is None:
@@ -138,9 +141,10 @@ class AnswerMemory:
         tail = self._tokenizer.encode(rest, add_special_tokens=False)
         if not self._says(tail, rest):
             return None
-        with self._lock:
-            self.num_spliced += 1
-            self.num_spliced_tokens += len(known)
+        if is_asked:
+            with self._lock:
+                self.num_spliced += 1
+                self.num_spliced_tokens += len(known)
         return known + tail
 
     def _longest(self, text: str, owner: Owner) -> _Memory | None:

@@ -16,7 +16,7 @@ import hotbatch
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "hotbatch"
 HEAVY = ("torch", "transformers", "triton", "matplotlib")
-COMPOSITION = {"assembly", "chat", "cli", "llm", "options", "profiled", "tune"}
+COMPOSITION = {"assembly", "draft_model", "chat", "cli", "llm", "options", "profiled", "tune"}
 
 
 def rooms() -> set[str]:

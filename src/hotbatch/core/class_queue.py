@@ -76,6 +76,10 @@ class ClassQueue:
             return lifted
         return request
 
+    def first_newcomer(self) -> Request | None:
+        """The same among those that never had a seat, whoever else waits."""
+        return self._first_newcomer()
+
     def upcoming(self, count: int) -> list[Request]:
         """The next newcomers, at most `count`, in the order in which tenants would take turns if
         nothing but their prompts were charged."""

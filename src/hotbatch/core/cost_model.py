@@ -70,14 +70,15 @@ class StepFeatures(NamedTuple):
         """Every row is sampled from: decodes and drafts, whose time the same tiles settle."""
         return self.num_tokens == self.num_sampled
 
-    def plus_decode(self, context_len: int) -> StepFeatures:
-        """With one more row, the last of `context_len` tokens; it is sampled."""
+    def plus_decode(self, context_len: int, count: int = 1) -> StepFeatures:
+        """With one more row, the last of `context_len` tokens, which is sampled; -1: without."""
+        length = count * context_len
         return StepFeatures(
-            self.num_tokens + 1,
-            self.num_requests + 1,
-            self.context_tokens + context_len,
-            self.attended + context_len,
-            self.num_sampled + 1,
+            self.num_tokens + count,
+            self.num_requests + count,
+            self.context_tokens + length,
+            self.attended + length,
+            self.num_sampled + count,
         )
 
     def plus(self, part: StepFeatures) -> StepFeatures:

@@ -85,6 +85,10 @@ class VirtualTokenCounters:
             self._floor = max(self._floor, self._counters[tenant])
             self._heap.clear()
 
+    def is_waiting(self, tenant: str) -> bool:
+        """True if any request of the tenant waits."""
+        return tenant in self._num_waiting
+
     def charge(self, tenant: str, num_prompt: int = 0, num_output: int = 0) -> None:
         """Book service that the tenant got, in tokens, whether or not it has work waiting."""
         counter = self._counters.get(tenant, self._floor)

@@ -19,7 +19,7 @@ from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.request import Request, RequestState
 
 _HORIZON = 30.0  # seconds by which a deadline can put a request behind others at most
-_PATIENCE = 3  # times that a request is preempted before others are preferred
+PATIENCE = 3  # times that a request is preempted before others are preferred
 
 
 class Reclaim(enum.Enum):
@@ -85,7 +85,7 @@ def _remaining(request: Request) -> tuple[int, int]:
 def _value(request: Request) -> tuple[int, bool, bool, bool, int, int]:
     return (
         request.rank,
-        request.num_evictions >= _PATIENCE,
+        request.num_evictions >= PATIENCE,
         request.num_computed < request.quantum_end,
         request.state is RequestState.RUNNING,
         request.num_computed,
@@ -100,7 +100,7 @@ def least_urgent(candidates: Sequence[Request]) -> Request:
 
 
 def _urgency(request: Request) -> tuple[int, bool, int]:
-    return (request.rank, request.num_pauses >= _PATIENCE, -request.order)
+    return (request.rank, request.num_pauses >= PATIENCE, -request.order)
 
 
 def whole_budget(request: Request, num_uncomputed: int, budget_left: int) -> int:

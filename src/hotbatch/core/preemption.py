@@ -5,14 +5,15 @@ place. Blocks are taken only when blocks lack, and then only as many as lack, fr
 the victim's table, so that the victim later recomputes its lost end and no more. What others
 read as well is not taken: it would free nothing, and they may be of a higher class.
 
-Nobody takes anything from a higher class, or takes a seat from an equal. Blocks move between
+Nobody takes anything from a higher class. A seat is taken from an equal only for a tenant that
+holds next to none (`light_tenants`). Blocks move between
 equals only so that a running one can go on; the policy that chooses the victim spares the
 oldest of the top class, which so ends for sure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from hotbatch.core.kv_cache import KvCache
 from hotbatch.core.plan import Preemption
@@ -156,8 +157,11 @@ class Preemptor:
 
     def displace(self, rank: int) -> None:
         """Pause a running request of a lower rank."""
-        lower = [request for request in self._roster.running if request.rank < rank]
-        self._pause(self._policies.choose_displaced(lower))
+        self.pause_one_of([request for request in self._roster.running if request.rank < rank])
+
+    def pause_one_of(self, candidates: Sequence[Request]) -> None:
+        """Pause the one of them that the policy chooses."""
+        self._pause(self._policies.choose_displaced(candidates))
 
     def clear_for(self, needy: Request, num_blocks: int) -> None:
         """Take whatever is needed from whoever has it: only when nothing else would move.

@@ -44,6 +44,7 @@ class Roster:
         self.running: list[Request] = []
         self.paused: dict[Request, None] = {}  # a set in order; they stand in a queue as well
         self.queues = [ClassQueue(_counters_of(rank, counters)) for rank in Rank]
+        self.num_changes = 0  # of who has a seat, since the start
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -69,6 +70,7 @@ class Roster:
             request.apply(RequestEvent.RESUME)
         else:
             request.apply(RequestEvent.ADMIT)
+        self.num_changes += 1
         insort(self.running, request, key=seniority)
 
     def pause(self, request: Request) -> None:
@@ -98,6 +100,7 @@ class Roster:
 
     def drop_finished(self) -> None:
         """Take those out of the seats that have ended: one pass for all of a step."""
+        self.num_changes += 1
         self.running = [
             request for request in self.running if request.state is RequestState.RUNNING
         ]
@@ -120,6 +123,7 @@ class Roster:
     def _unseat(self, request: Request) -> None:
         index = bisect_left(self.running, seniority(request), key=seniority)
         assert self.running[index] is request, f"{request!r} is not in its seat"
+        self.num_changes += 1
         del self.running[index]
 
     def check_integrity(self) -> None:

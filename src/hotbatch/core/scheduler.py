@@ -48,6 +48,7 @@ from hotbatch.core.fairness import VirtualTokenCounters
 from hotbatch.core.group import GroupRegistry
 from hotbatch.core.idle_work import IdleWork
 from hotbatch.core.kv_cache import KvCache
+from hotbatch.core.light_tenants import LightTenants
 from hotbatch.core.plan import (
     FinishReason,
     PlannedRequest,
@@ -111,8 +112,17 @@ class Scheduler:
         self._roster = Roster(self._counters)
         self._share = BatchShare(config.batch_share)
         self._preemptor = Preemptor(self._roster, self._kv, policies, self._share.chosen)
+        light_tenants: LightTenants | None = None
+        if policies.deadlines and self._counters is not None:
+            light_tenants = LightTenants(self._roster, self._counters, config.tenant_weights)
         self._seating = Seating(
-            config, policies, self._roster, self._kv, self._preemptor, self._counters
+            config,
+            policies,
+            self._roster,
+            self._kv,
+            self._preemptor,
+            self._counters,
+            light_tenants,
         )
         self._urgency = Urgency(config, policies, self._roster, self._share)
         self._filler = StepFiller(
@@ -127,6 +137,7 @@ class Scheduler:
             self._counters,
             seconds_for,
             config.max_num_batched_tokens,
+            light_tenants,
         )
         if drafter is None and policies.propose_drafts is not None:
             drafter = EachAlone(policies.propose_drafts)

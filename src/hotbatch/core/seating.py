@@ -9,11 +9,13 @@ writes on, so the most that all of them are expected to hold at once must fit as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
 from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.fairness import VirtualTokenCounters
 from hotbatch.core.kv_cache import KvCache
+from hotbatch.core.light_tenants import LightTenants
 from hotbatch.core.output_lengths import OutputLengths, expected_peak
 from hotbatch.core.policies import Policies
 from hotbatch.core.preemption import Preemptor
@@ -37,6 +39,7 @@ class Seating:
         kv: KvCache,
         preemptor: Preemptor,
         counters: list[VirtualTokenCounters] | None,
+        light_tenants: LightTenants | None,
     ) -> None:
         self._max_num_seqs = config.max_num_seqs
         self._num_tokens = config.num_blocks * config.block_size
@@ -46,6 +49,7 @@ class Seating:
         self._kv = kv
         self._preemptor = preemptor
         self._counters = counters
+        self._light_tenants = light_tenants
         self._lengths = [OutputLengths() for _ in ServiceClass]
         self._held: list[tuple[int, int]] | None = None  # for the forecast, of this plan
         self._held_rank = 0
@@ -105,8 +109,11 @@ class Seating:
     def first(self, rank: int, now: float) -> Request | None:
         """Who of a class might be seated now; None if nobody waits or no seat can be had."""
         queue = self._roster.queues[rank]
-        if self.is_blocked or not len(queue) or not self._has_seat(rank):
+        if self.is_blocked or not len(queue):
             return None
+        if not self._has_seat(rank):
+            newcomer = queue.first_newcomer()
+            return newcomer if self._preemptor.may_admit(rank) and self._givers(newcomer) else None
         if not self._preemptor.may_admit(rank):
             self.is_blocked = True
             return None
@@ -150,9 +157,18 @@ class Seating:
             return True
         return self._preemptor.can_displace(rank)
 
+    def _givers(self, request: Request | None) -> Sequence[Request]:
+        """Peers whose tenants hold so much more that one of them makes room for a newcomer."""
+        if self._light_tenants is None or request is None:
+            return ()
+        return self._light_tenants.givers(request)
+
     def _take_seat(self, request: Request) -> None:
         if len(self._roster.running) >= self._max_num_seqs:
-            self._preemptor.displace(request.rank)
+            if self._preemptor.can_displace(request.rank):
+                self._preemptor.displace(request.rank)
+            else:
+                self._preemptor.pause_one_of(self._givers(request))
         request.quantum_end = min(request.num_computed, len(request.tokens) - 1) + _QUANTUM
         self._roster.seat(request)
         if self._held is not None:

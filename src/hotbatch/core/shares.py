@@ -48,8 +48,10 @@ def share_out(
 def by_deadline(
     prompts: Sequence[Request],
     service_had: Callable[[Request], float],
+    is_light: Callable[[Request], bool] = lambda _: False,
 ) -> list[Request]:
-    """The order in which prompts are computed: the nearest deadline first, as those that
+    """The order in which prompts are computed: those of light tenants before others
+    (`light_tenants`), then the nearest deadline first, as those that
     cannot keep theirs have stepped back (`lateness`); where nothing was promised, the tenant
     that was served least. Among equals it is the least remaining work.
 
@@ -58,13 +60,14 @@ def by_deadline(
 
     Args:
         service_had: how much the request's tenant was served, coarsely.
+        is_light: does the request's tenant ask for less than its share?
     """
     if len(prompts) < 2:
         return list(prompts)
 
-    def urgency(request: Request) -> tuple[float, float, int, int]:
+    def urgency(request: Request) -> tuple[bool, float, float, int, int]:
         remaining = len(request.tokens) - request.num_computed
         tenant = service_had(request) if request.due == inf else 0.0
-        return (request.due, tenant, remaining, request.order)
+        return (not is_light(request), request.due, tenant, remaining, request.order)
 
     return sorted(prompts, key=urgency)

@@ -15,6 +15,7 @@ from hotbatch.core.cost_model import CostModel
 from hotbatch.core.fairness import VirtualTokenCounters
 from hotbatch.core.kv_cache import KvCache
 from hotbatch.core.lateness import Lateness
+from hotbatch.core.light_tenants import LightTenants
 from hotbatch.core.policies import Policies
 from hotbatch.core.preemption import Preemptor
 from hotbatch.core.rank import DESCENDING, Rank
@@ -46,6 +47,7 @@ class StepFiller:
         counters: list[VirtualTokenCounters] | None,
         seconds_for: Callable[[int, int], float],
         max_tokens: int,
+        light_tenants: LightTenants | None,
     ) -> None:
         self._max_tokens = max_tokens
         self._policies = policies
@@ -60,7 +62,10 @@ class StepFiller:
         self._lateness: Lateness | None = None
         if policies.deadlines and model is not None:
             self._lateness = Lateness(roster, seconds_for, model)
+        self._light_tenants = light_tenants
+        self._light: list[Request] = []  # requests of light tenants that have a seat
         self._skipped: frozenset[Request] = frozenset()  # decodes left out of the last step
+        self._skipped_before: frozenset[Request] = frozenset()  # of the one before
 
     def fill(self, step: Step, owed: dict[Request, int], now: float) -> None:
         decodes: list[list[Request]] = [[] for _ in Rank]
@@ -96,10 +101,19 @@ class StepFiller:
         if model is None or not self._policies.deadlines or not model.is_trained:
             return None
         num_prompts = sum(map(len, prompts)) + self._roster.num_queued
+        if self._light_tenants is not None:
+            self._light = self._light_tenants.running()
         clock = StepClock(
-            model, decodes, self._skipped, num_prompts, self._urgency.last_arrival, now
+            model,
+            decodes,
+            self._skipped,
+            num_prompts,
+            self._urgency.last_arrival,
+            now,
+            self._light,
+            self._skipped & self._skipped_before,
         )
-        self._skipped = clock.skipped
+        self._skipped_before, self._skipped = self._skipped, clock.skipped
         return clock
 
     def _is_long(self, request: Request) -> bool:
@@ -195,7 +209,7 @@ class StepFiller:
         part for those that come new."""
         prompts = [
             request
-            for request in by_deadline(prompts, self._service_had)
+            for request in by_deadline(prompts, self._service_had, self._is_light)
             if request.state is RequestState.RUNNING
         ]
         newcomer = self._seating.first(rank, now) if room > 0 else None
@@ -205,15 +219,22 @@ class StepFiller:
         if clock is not None:
             start = max((request.num_computed for request in prompts), default=0)
             most = room if newcomer is not None else min(room, sum(wanted))
-            gently = all(map(self._is_long, prompts if newcomer is None else [*prompts, newcomer]))
-            room = min(room, clock.tokens_for(rank, start, most, gently=gently)) if most > 0 else 0
+            every = prompts if newcomer is None else [*prompts, newcomer]
+            if most > 0:
+                gently = all(map(self._is_long, every))
+                is_light = self._is_light(every[0]) or self._is_light(every[-1])
+                tokens = clock.tokens_for(rank, start, most, gently=gently, is_light=is_light)
+                room = min(room, tokens)
+            else:
+                room = 0
         if room <= 0:
             return
         promised = [request.due < inf for request in prompts]
         for_newcomers = 0
-        if newcomer is not None:
-            every = [*promised, newcomer.due < inf]
-            for_newcomers = share_out(room, [*wanted, room], every)[-1]
+        if newcomer is not None and self._is_light(newcomer):
+            for_newcomers = room
+        elif newcomer is not None:
+            for_newcomers = share_out(room, [*wanted, room], [*promised, newcomer.due < inf])[-1]
         admitted = self._admit(step, rank, newcomer, for_newcomers, len(prompts), now)
         left = room - sum(size for _, size in admitted)
         shares = [*zip(prompts, share_out(left, wanted, promised), strict=True), *admitted]
@@ -253,6 +274,9 @@ class StepFiller:
             return 0.0
         service_class, tenant = request.account
         return self._counters[service_class].counter(tenant) // _LEAD
+
+    def _is_light(self, request: Request) -> bool:
+        return self._light_tenants is not None and self._light_tenants.is_light(request)
 
     def move_somebody(self, step: Step, now: float) -> None:
         """Nothing was planned and nothing is in flight: let one go on, whatever it takes.

@@ -8,6 +8,10 @@ the lost time back, and give every prompt the same fate. It also holds, slack or
 all prompts are long ones, which need several steps whatever is done: short ones are sooner done
 with, and a step that takes them whole wastes least.
 
+Tenants that ask for less than their share (`light_tenants`) have a pace of their own: their next
+token comes little later than if they were alone. Where decodes of the others would not fit in
+that, as many of them as need be take turns, and prompts are left next to nothing.
+
 The batch class waits as long as it has to, so a step of batch work alone is bounded by the
 token budget only; unless somebody of a higher class was here lately. Then it is kept short
 enough that whoever arrives in the middle of it will not wait long for its end.
@@ -24,6 +28,7 @@ from hotbatch.core.request import Request
 
 _STRETCH = 2.25  # of a step without prompts: its decodes wait no longer, 19 times of 20
 _LONE_STRETCH = 2.0  # times that, where four prompts wait for each one that decodes
+_LIGHT_STRETCH = 1.3  # of a step of light tenants' decodes alone: theirs wait no longer
 _LEAST_CHUNK = 16  # tokens of prompts in a step, however little slack there is
 _LEAST_GENTLE_CHUNK = 4  # the same where prompts should not be felt
 _BRIEF = 0.02  # seconds that a step may always take while somebody of a higher class may come
@@ -55,9 +60,12 @@ class StepClock:
         model: a trained one.
         decodes: the requests with one token to compute, by rank.
         spared: those that were left out of the last step, and so will not be of this one.
+        spared_by_light: those that were left out of the last two: not even light tenants'
+            requests make them wait once more.
         num_prompts: prompts that are being computed or wait.
         last_arrival: per rank, when the last request of it arrived.
         now: when the step starts.
+        light: requests of light tenants, some of which may be among `decodes`.
     """
 
     def __init__(
@@ -68,6 +76,8 @@ class StepClock:
         num_prompts: int,
         last_arrival: Sequence[float],
         now: float,
+        light: Collection[Request] = (),
+        spared_by_light: Collection[Request] = (),
     ) -> None:
         self._model = model
         self._last_arrival = last_arrival
@@ -87,21 +97,29 @@ class StepClock:
         self.skipped: frozenset[Request] = frozenset()
         if self._slack < inf and model.predict_p95(self._decodes) > self._slack > 0.0:
             self._skip_some(decodes, spared)
+        self._pace = inf
+        if light:
+            self._keep_pace(decodes, light, spared, spared_by_light)
         self._step = self._decodes
 
     def note_chunk(self, start: int, size: int) -> None:
         """A part of a prompt has joined."""
         self._step = self._step.plus_chunk(start, size)
 
-    def tokens_for(self, rank: int, start: int, num_uncomputed: int, *, gently: bool) -> int:
+    def tokens_for(
+        self, rank: int, start: int, num_uncomputed: int, *, gently: bool, is_light: bool = False
+    ) -> int:
         """How many tokens of prompts of this rank may still join.
 
         Args:
             start: position of the first of them in its request.
             num_uncomputed: how many there are.
             gently: they should not be felt, even where there is slack.
+            is_light: they are of a light tenant themselves.
         """
         seconds = self._limit(rank, gently)
+        if not is_light and self._pace < seconds:
+            seconds, gently = self._pace, True
         if seconds == inf:
             return num_uncomputed
         size = self._model.largest_chunk(self._step, start, num_uncomputed, seconds)
@@ -142,20 +160,64 @@ class StepClock:
             for request in requests
             if request.due - self._now > 2.0 * self._slack and request not in spared
         ]
-        with_time.sort(key=lambda request: (-request.rank, request.due, request.order))
-        rest = self._decodes
-        skipped = []
-        while with_time and self._model.predict_p95(rest) > self._slack:
-            request = with_time.pop()
-            skipped.append(request)
-            length = len(request.tokens)
-            rest = StepFeatures(
-                rest.num_tokens - 1,
-                rest.num_requests - 1,
-                rest.context_tokens - length,
-                rest.attended - length,
-                rest.num_sampled - 1,
-            )
+        with_time.sort(key=_importance)
+        rest, skipped = self._without(with_time, self._slack)
         if self._model.predict_p95(rest) <= self._slack:
             self._decodes = rest
             self.skipped = frozenset(skipped)
+
+    def _keep_pace(
+        self,
+        decodes: Sequence[Sequence[Request]],
+        light: Collection[Request],
+        last: Collection[Request],
+        last_two: Collection[Request],
+    ) -> None:
+        """Leave out decodes of others as far as those of light tenants are not to feel them.
+
+        A third of the others goes on in each step, so that everybody does in every third.
+
+        Args:
+            last: who was left out of the last step; they go before those that were not.
+            last_two: who was left out of the last two.
+        """
+        alone = StepFeatures()
+        for request in light:
+            if len(request.tokens) - request.num_computed == 1:
+                alone = alone.plus_decode(len(request.tokens))
+        if not alone.num_tokens:
+            return
+        self._pace = _LIGHT_STRETCH * self._model.predict_p95(alone)
+        others = [
+            request
+            for requests in decodes[: Rank.OWED]
+            for request in requests
+            if request not in light and request not in self.skipped
+        ]
+        most = 2 * len(others) // 3
+        with_time = [
+            request
+            for request in others
+            if request.due - self._now > 2.0 * self._pace and request not in last_two
+        ]
+        with_time.sort(key=lambda request: (request not in last, _importance(request)))
+        self._decodes, skipped = self._without(with_time[-most:] if most else [], self._pace)
+        self.skipped = self.skipped.union(skipped)
+
+    def _without(
+        self, with_time: list[Request], seconds: float
+    ) -> tuple[StepFeatures, list[Request]]:
+        """The step's decodes without as many of these as have to go for it to end in time, and
+        those: the last ones first."""
+        rest = self._decodes
+        skipped = []
+        while with_time and self._model.predict_p95(rest) > seconds:
+            request = with_time.pop()
+            skipped.append(request)
+            rest = rest.plus_decode(len(request.tokens), -1)
+        return rest, skipped
+
+
+def _importance(request: Request) -> tuple[int, float, int]:
+    """Low for those that had better go on: a high class, then a near deadline, then age."""
+    return (-request.rank, request.due, request.order)

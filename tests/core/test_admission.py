@@ -200,6 +200,21 @@ def test_a_greedy_tenant_shuts_out_nobody_else() -> None:
     assert refusal(door, without_turns, 1, 10, tenant="new").reason == QUEUE_REQUESTS
 
 
+@pytest.mark.parametrize(("weights", "entered"), [({"greedy": 3.0}, 1), ({"modest": 3.0}, 4)])
+def test_turns_of_tenants_go_by_weight(weights: dict[str, float], entered: int) -> None:
+    """Behind one of its own stand three of a tenant of three times its weight."""
+    door = Door(QueueLimits(max_requests=8, max_wait=5.0))
+    now = load(
+        waiting=(0, 8, 0),
+        completions_per_second=1.0,
+        tenants=lambda rank: {"greedy": 8} if rank == ServiceClass.STANDARD else {},
+        weights=weights,
+    )
+    for _ in range(entered):
+        enter(door, now, 1, 10, tenant="modest")
+    assert refusal(door, now, 1, 10, tenant="modest").reason == QUEUE_WAIT
+
+
 def test_many_tenants_with_little_each_are_bounded_too() -> None:
     door = Door(QueueLimits(max_requests=8))
     now = replace(FULL, tenants=lambda rank: {})

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import dataclass, field
+from math import ceil, floor
 
 from hotbatch.core.errors import InvalidRequestError, OverloadedError
 from hotbatch.core.service_class import ServiceClass
@@ -84,6 +84,7 @@ class Load:
         prompt_tokens_per_second: how fast prompts are computed; 0 if not known.
         tenants: of a class, how many requests of each tenant wait, where tenants are served in
             turn; it is asked only when a request would be refused.
+        weights: of tenants: how many turns one gets in the time of another; 1 where not named.
     """
 
     waiting: Sequence[int] = (0,) * _NUM_CLASSES
@@ -95,6 +96,7 @@ class Load:
     completions_per_second: float = 0.0
     prompt_tokens_per_second: float = 0.0
     tenants: Callable[[int], Mapping[str, int]] | None = None
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,15 +201,18 @@ class Door:
 
     def _fairly_ahead(self, load: Load, newcomer: Newcomer) -> int:
         """The same, where tenants of a class are served in turn: no other tenant has more served
-        before the newcomer than the newcomer's own tenant has."""
+        before the newcomer than the newcomer's own tenant has, times their weights."""
         assert load.tenants is not None
         rank = newcomer.service_class
         waiting = Counter(load.tenants(rank))
         waiting.update(self._entering_tenants[rank])
         own = waiting[newcomer.tenant] + newcomer.num_requests
         higher = sum(load.waiting[rank + 1 :]) + sum(self._entering[rank + 1 :])
+        turns = own / load.weights.get(newcomer.tenant, 1.0)
         others = sum(
-            min(count, own) for tenant, count in waiting.items() if tenant != newcomer.tenant
+            min(count, floor(turns * load.weights.get(tenant, 1.0)))
+            for tenant, count in waiting.items()
+            if tenant != newcomer.tenant
         )
         return higher + others + waiting[newcomer.tenant]
 

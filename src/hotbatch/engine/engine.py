@@ -196,6 +196,7 @@ class Engine:
             completions_per_second=self._drain.completions_per_second(sum(running)),
             prompt_tokens_per_second=self._drain.prompt_tokens_per_second,
             tenants=self._outstanding.waiting_of_tenants if self._scheduler.is_fair else None,
+            weights=config.tenant_weights,
         )
 
     def connect(self, deliver: Deliver) -> None:

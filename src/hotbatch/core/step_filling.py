@@ -205,8 +205,9 @@ class StepFiller:
         if clock is not None:
             start = max((request.num_computed for request in prompts), default=0)
             most = room if newcomer is not None else min(room, sum(wanted))
-            gently = all(map(self._is_long, prompts if newcomer is None else [*prompts, newcomer]))
-            room = min(room, clock.tokens_for(rank, start, most, gently=gently)) if most > 0 else 0
+            first = prompts[0] if prompts else newcomer
+            long = first if first is not None and self._is_long(first) else None
+            room = min(room, clock.tokens_for(rank, start, most, long)) if most > 0 else 0
         if room <= 0:
             return
         promised = [request.due < inf for request in prompts]

@@ -26,6 +26,8 @@ _STRETCH = 2.25  # of a step without prompts: its decodes wait no longer, 19 tim
 _LONE_STRETCH = 2.0  # times that, where four prompts wait for each one that decodes
 _LEAST_CHUNK = 16  # tokens of prompts in a step, however little slack there is
 _LEAST_GENTLE_CHUNK = 4  # the same where prompts should not be felt
+_PACE = 0.9  # of the tightest target for tokens: a step of those that are behind it
+_HOPELESS = 2.0  # times that target, without any prompt: it cannot be kept, whatever is done
 _BRIEF = 0.02  # seconds that a step may always take while somebody of a higher class may come
 _SHARING = 1.5  # times the time alone that a prompt takes in steps with others
 _VIGILANCE = 30.0  # seconds for which an arrival is a sign that more will come
@@ -75,14 +77,18 @@ class StepClock:
         self._num_prompts = num_prompts
         self._is_felt = any(decodes[Rank.LATE + 1 :])
         num_decodes = context = 0
-        due = inf
+        due = tightest = inf
         for requests in decodes:
             num_decodes += len(requests)
             for request in requests:
                 context += len(request.tokens)
                 if request.due < due:
                     due = request.due
+                tpot = request.promised.tpot
+                if tpot is not None and tpot < tightest:
+                    tightest = tpot
         self._slack = due - now
+        self._tpot = tightest
         self._decodes = StepFeatures(num_decodes, num_decodes, context, context, num_decodes)
         self.skipped: frozenset[Request] = frozenset()
         if self._slack < inf and model.predict_p95(self._decodes) > self._slack > 0.0:
@@ -93,33 +99,56 @@ class StepClock:
         """A part of a prompt has joined."""
         self._step = self._step.plus_chunk(start, size)
 
-    def tokens_for(self, rank: int, start: int, num_uncomputed: int, *, gently: bool) -> int:
+    def tokens_for(
+        self, rank: int, start: int, num_uncomputed: int, long: Request | None = None
+    ) -> int:
         """How many tokens of prompts of this rank may still join.
 
         Args:
             start: position of the first of them in its request.
             num_uncomputed: how many there are.
-            gently: they should not be felt, even where there is slack.
+            long: whose they are, if one alone wants them and needs several steps for its prompt
+                whatever is done.
         """
-        seconds = self._limit(rank, gently)
+        seconds = self._limit(rank)
+        if long is not None and self._num_prompts == 1 and self._is_felt:
+            courteous = self._courteous_chunk(long, start, num_uncomputed, seconds)
+            if courteous is not None:
+                return courteous
         if seconds == inf:
             return num_uncomputed
         size = self._model.largest_chunk(self._step, start, num_uncomputed, seconds)
-        joined = self._step.num_tokens - self._decodes.num_tokens
-        least = _LEAST_GENTLE_CHUNK if gently else _LEAST_CHUNK
-        return max(size, min(least - joined, num_uncomputed))
+        return max(size, self._least(_LEAST_CHUNK, num_uncomputed))
 
-    def _limit(self, rank: int, gently: bool) -> float:
+    def _least(self, tokens: int, num_uncomputed: int) -> int:
+        joined = self._step.num_tokens - self._decodes.num_tokens
+        return min(tokens - joined, num_uncomputed)
+
+    def _courteous_chunk(
+        self, request: Request, start: int, num_uncomputed: int, limit: float
+    ) -> int | None:
+        """A chunk that is hardly felt; None if the request would be late with such ones."""
+        # Usually, not 19 times of 20: this is a courtesy, and the prompt's time counts too.
+        alone = self._model.predict(self._decodes)
+        seconds = min(limit, alone * self._stretch() * self._doubt())
+        size = self._model.largest_chunk(self._step, start, num_uncomputed, seconds)
+        size = max(size, self._least(_LEAST_GENTLE_CHUNK, num_uncomputed))
+        left = len(request.tokens) - request.num_computed
+        if size < 1 or self._now + seconds * left / size > request.due:
+            return None
+        return size
+
+    def _limit(self, rank: int) -> float:
         """Seconds that the step may take if a prompt of this rank joins."""
         alone = self._model.predict(self._decodes)
+        needed = self._model.predict_p95(self._decodes)
         limit = inf
-        if self._slack < inf and self._slack >= self._model.predict_p95(self._decodes):
+        if self._slack < inf and self._slack >= needed:
             limit = self._slack
+        elif self._slack < inf and needed <= _HOPELESS * self._tpot < inf:
+            limit = max(needed, _PACE * self._tpot)
         elif self._is_felt or self._slack < inf:
             limit = alone * self._stretch()
-        if gently and self._is_felt:
-            # Usually, not 19 times of 20: this is a courtesy, and the prompt's time counts too.
-            limit = min(limit, alone * self._stretch() * self._doubt())
         if any(self._now - moment < _VIGILANCE for moment in self._last_arrival[rank + 1 :]):
             limit = min(limit, max(_BRIEF, alone * _STRETCH))
         return limit

@@ -114,6 +114,18 @@ def test_or_if_others_wait_behind_it() -> None:
     assert sum(sizes(run_step(scheduler)[0]).values()) == 400
 
 
+def test_a_step_ends_before_the_first_of_its_prompts_is_due() -> None:
+    scheduler = full_scheduler(
+        cost_model=LinearCost(), num_blocks=500, max_model_len=1000, max_num_batched_tokens=400
+    )
+    for name, size, ttft in (("soon", 100, 0.15), ("later", 300, 1.0)):
+        scheduler.add(make_request(name, size, max_tokens=1, targets=LatencyTargets(ttft=ttft)))
+    assert sizes(run_step(scheduler)[0]) == {"soon": 100, "later": 49}
+    # What is late anyway limits nothing.
+    scheduler.add(make_request("hasty", 140, max_tokens=1, targets=LatencyTargets(ttft=0.1)))
+    assert sum(sizes(run_step(scheduler)[0]).values()) == 391
+
+
 def test_being_early_is_banked_for_two_tokens_at_most() -> None:
     scheduler = decoding(1, targets=LatencyTargets(tpot=1.0))
     for _ in range(20):

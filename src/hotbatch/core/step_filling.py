@@ -206,8 +206,9 @@ class StepFiller:
             start = max((request.num_computed for request in prompts), default=0)
             most = room if newcomer is not None else min(room, sum(wanted))
             first = prompts[0] if prompts else newcomer
-            long = first if first is not None and self._is_long(first) else None
-            room = min(room, clock.tokens_for(rank, start, most, long)) if most > 0 else 0
+            assert first is not None
+            size = clock.tokens_for(rank, start, most, first, is_long=self._is_long(first))
+            room = min(room, size) if most > 0 else 0
         if room <= 0:
             return
         promised = [request.due < inf for request in prompts]

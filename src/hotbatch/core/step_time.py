@@ -100,25 +100,32 @@ class StepClock:
         self._step = self._step.plus_chunk(start, size)
 
     def tokens_for(
-        self, rank: int, start: int, num_uncomputed: int, long: Request | None = None
+        self, rank: int, start: int, num_uncomputed: int, first: Request, *, is_long: bool = False
     ) -> int:
         """How many tokens of prompts of this rank may still join.
 
         Args:
             start: position of the first of them in its request.
             num_uncomputed: how many there are.
-            long: whose they are, if one alone wants them and needs several steps for its prompt
-                whatever is done.
+            first: whose prompt is due first of them.
+            is_long: it needs several steps whatever is done.
         """
         seconds = self._limit(rank)
-        if long is not None and self._num_prompts == 1 and self._is_felt:
-            courteous = self._courteous_chunk(long, start, num_uncomputed, seconds)
+        if is_long and self._num_prompts == 1 and self._is_felt:
+            courteous = self._courteous_chunk(first, start, num_uncomputed, seconds)
             if courteous is not None:
                 return courteous
-        if seconds == inf:
-            return num_uncomputed
-        size = self._model.largest_chunk(self._step, start, num_uncomputed, seconds)
-        return max(size, self._least(_LEAST_CHUNK, num_uncomputed))
+        size = num_uncomputed
+        if seconds < inf:
+            size = self._model.largest_chunk(self._step, start, num_uncomputed, seconds)
+            size = max(size, self._least(_LEAST_CHUNK, num_uncomputed))
+        if self._now < first.due < inf:
+            in_time = self._model.largest_chunk(
+                self._step, start, num_uncomputed, first.due - self._now
+            )
+            if in_time >= len(first.tokens) - first.num_computed:
+                size = min(size, in_time)
+        return size
 
     def _least(self, tokens: int, num_uncomputed: int) -> int:
         joined = self._step.num_tokens - self._decodes.num_tokens

@@ -72,7 +72,7 @@ class StepFiller:
             elif num_uncomputed > 1:
                 prompts[request.rank].append(request)
         if self._lateness is not None and (any(prompts) or self._seating.has_seats):
-            self._lateness.review(prompts, now)
+            self._lateness.review(prompts, decodes, now)
         clock = self._clock(decodes, prompts, now)
         counted = 0
         num_batch = 0

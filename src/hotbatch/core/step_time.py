@@ -29,13 +29,14 @@ _LEAST_GENTLE_CHUNK = 4  # the same where prompts should not be felt
 _PACE = 0.9  # of the tightest target for tokens: a step of those that are behind it
 _HOPELESS = 2.0  # times that target, without any prompt: it cannot be kept, whatever is done
 _BRIEF = 0.02  # seconds that a step may always take while somebody of a higher class may come
-_SHARING = 1.5  # times the time alone that a prompt takes in steps with others
+_SHARING = 1.1  # times the time that prompts take alone, in steps of theirs: some end, and decode
+_MOST_SHARING = 3.0  # the same, however little the decodes leave
 _VIGILANCE = 30.0  # seconds for which an arrival is a sign that more will come
 
 
 def prompt_seconds(model: CostModel | None, max_tokens: int) -> Callable[[int, int], float]:
     """A function from the position of a prompt's first token and their number to the predicted
-    seconds until they are computed. Alone they would take less, but a prompt shares its steps.
+    seconds until they are computed, alone.
 
     Args:
         model: until it is trained, the answer is 0: nothing is known to be late.
@@ -45,9 +46,35 @@ def prompt_seconds(model: CostModel | None, max_tokens: int) -> Callable[[int, i
     def seconds_for(start: int, num_tokens: int) -> float:
         if model is None or not model.is_trained:
             return 0.0
-        return _SHARING * model.prompt_seconds(start, num_tokens, max_tokens)
+        return model.prompt_seconds(start, num_tokens, max_tokens)
 
     return seconds_for
+
+
+def sharing(model: CostModel, decodes: Sequence[Sequence[Request]]) -> float:
+    """Times the time alone that prompts take in steps with these decodes.
+
+    Of a step that lasts as long as the decodes allow, prompts have what those leave.
+    """
+    features = StepFeatures()
+    tightest = inf
+    num_decodes = context = 0
+    for requests in decodes:
+        num_decodes += len(requests)
+        for request in requests:
+            context += len(request.tokens)
+            tpot = request.promised.tpot
+            if tpot is not None and tpot < tightest:
+                tightest = tpot
+    if not num_decodes:
+        return _SHARING
+    features = StepFeatures(num_decodes, num_decodes, context, context, num_decodes)
+    alone = model.predict(features)
+    step = _STRETCH * alone
+    if tightest < inf:
+        step = max(_PACE * tightest, alone)
+    left = max(step - alone, step / _MOST_SHARING)
+    return _SHARING * step / left
 
 
 class StepClock:

@@ -15,7 +15,7 @@ from hotbatch.core.errors import OptionError
 from hotbatch.executor import profile as profile_module
 from hotbatch.options import EngineOptions
 from hotbatch.tune import plot, read_workload, table, tune
-from hotbatch.tuning import Figures, Finalist, Settings, Trial, choose
+from hotbatch.tuning import Figures, Finalist, Settings, Trial, choose, over_loads
 from hotbatch.tuning import settings as grid
 from hotbatch.tuning.report import frontier
 
@@ -64,8 +64,9 @@ def test_what_was_found_is_kept_and_served_with(tmp_path: Path) -> None:
     if not outcome.chosen.is_default:
         assert served.options.max_num_seqs == outcome.chosen.trial.settings.max_num_seqs
     lines = table(outcome).splitlines()
-    assert len(lines) == 2 + len(outcome.finalists)
-    assert "first-come" in lines[-1]
+    assert "first-come batching" in lines[1 + len(outcome.finalists)]
+    kept_all = all(one.attainment > 0.98 for one in outcome.finalists)
+    assert ("tighter targets" in lines[-1]) == kept_all
     assert sum("chosen" in line for line in lines) == 1
     image = tmp_path / "frontier.png"
     plot(outcome, image)
@@ -87,6 +88,11 @@ def test_the_default_stays_unless_another_is_clearly_better() -> None:
     assert choose([finalist(1.0, 1.0, True), finalist(2.0, 0.9)]).is_default
     plain = Finalist(Trial(Settings(8, 64, is_plain=True), better.trial.figures), better.real)
     assert choose([plain, default]) is default, "it is there to compare with"
+
+
+def test_figures_over_loads_are_means_and_the_best_throughput() -> None:
+    light, heavy = Figures(2.0, 50.0, 1.0), Figures(3.0, 90.0, 0.5)
+    assert over_loads([light, heavy]) == Figures(2.5, 90.0, 0.75)
 
 
 def test_the_frontier_is_what_nothing_beats() -> None:

@@ -76,6 +76,56 @@ def test_one_that_is_late_anyway_holds_prompts_back_no_more_than_one_without_a_t
     assert sizes(run_step(scheduler, now=5.0)[0])["long"] == 40
 
 
+def test_those_that_are_behind_fall_no_further_behind() -> None:
+    scheduler = decoding(10, targets=LatencyTargets(tpot=0.1))
+    scheduler.add(make_request("long", 300, max_tokens=1))
+    # Nine tenths of 100 ms: 89 rows.
+    assert sizes(run_step(scheduler, now=5.0)[0])["long"] == 79
+
+
+def test_where_decodes_alone_need_more_than_the_target_prompts_get_the_least() -> None:
+    scheduler = decoding(31, targets=LatencyTargets(tpot=0.02))
+    scheduler.add(make_request("long", 300, max_tokens=1))
+    assert sizes(run_step(scheduler, now=5.0)[0])["long"] == 16
+
+
+def unhurried(**fields: object) -> Scheduler:
+    """Eight that decode with seconds of slack, and a prompt that no one step computes."""
+    scheduler = decoding(8, targets=LatencyTargets(tpot=1.0))
+    scheduler.add(make_request("long", 900, max_tokens=1, **fields))  # type: ignore[arg-type]
+    return scheduler
+
+
+def test_a_long_prompt_is_not_felt_if_it_is_the_only_one_and_has_time() -> None:
+    # 2.25 times 9 ms: 19 rows, 8 of which decode.
+    assert sizes(run_step(unhurried())[0])["long"] == 11
+    promised = LatencyTargets(ttft=3.0)
+    assert sizes(run_step(unhurried(targets=promised))[0])["long"] == 11
+
+
+def test_it_takes_what_the_slack_allows_if_it_would_be_late_otherwise() -> None:
+    promised = LatencyTargets(ttft=1.5)
+    assert sizes(run_step(unhurried(targets=promised))[0])["long"] == 392
+
+
+def test_or_if_others_wait_behind_it() -> None:
+    scheduler = unhurried()
+    scheduler.add(make_request("next", 900, max_tokens=1))
+    assert sum(sizes(run_step(scheduler)[0]).values()) == 400
+
+
+def test_a_step_ends_before_the_first_of_its_prompts_is_due() -> None:
+    scheduler = full_scheduler(
+        cost_model=LinearCost(), num_blocks=500, max_model_len=1000, max_num_batched_tokens=400
+    )
+    for name, size, ttft in (("soon", 100, 0.15), ("later", 300, 1.0)):
+        scheduler.add(make_request(name, size, max_tokens=1, targets=LatencyTargets(ttft=ttft)))
+    assert sizes(run_step(scheduler)[0]) == {"soon": 100, "later": 49}
+    # What is late anyway limits nothing.
+    scheduler.add(make_request("hasty", 140, max_tokens=1, targets=LatencyTargets(ttft=0.1)))
+    assert sum(sizes(run_step(scheduler)[0]).values()) == 391
+
+
 def test_being_early_is_banked_for_two_tokens_at_most() -> None:
     scheduler = decoding(1, targets=LatencyTargets(tpot=1.0))
     for _ in range(20):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 from math import inf
 
+import pytest
 from core_factories import LinearCost, full_scheduler, make_request, run_step
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from hotbatch.core import LatencyTargets, ServiceClass
 from hotbatch.core.fairness import VirtualTokenCounters
 from hotbatch.core.lateness import longest_of_the_late
 from hotbatch.core.rank import Rank
+from hotbatch.core.step_time import sharing
 
 STANDARD, INTERACTIVE = ServiceClass.STANDARD, ServiceClass.INTERACTIVE
 _JOBS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 20)), max_size=7)
@@ -100,3 +102,30 @@ def test_nobody_is_looked_at_again_while_all_have_time_to_spare() -> None:
     assert 333 not in looked_at
     run_step(scheduler, now=0.2)
     assert 333 in looked_at, "whose turn is next may have changed"
+
+
+def test_prompts_have_of_a_step_what_the_decodes_leave() -> None:
+    model = LinearCost()
+    assert sharing(model, []) == sharing(model, [[], []])
+    few = [make_request(f"d{index}", 9) for index in range(9)]  # 10 ms of 22.5 alone
+    assert sharing(model, [few]) == pytest.approx(sharing(model, []) * 2.25 / 1.25)
+    for request in few:
+        request.promised = LatencyTargets(tpot=0.1)  # 10 ms of 90
+    assert sharing(model, [few]) == pytest.approx(sharing(model, []) * 90 / 80)
+    for request in few:
+        request.promised = LatencyTargets(tpot=0.011)
+    assert sharing(model, [few]) == pytest.approx(sharing(model, []) * 3.0)
+
+
+def test_nobody_is_given_up_who_comes_in_time_as_nothing_decodes() -> None:
+    scheduler = full_scheduler(
+        cost_model=LinearCost(), num_blocks=500, max_model_len=1000, max_num_batched_tokens=100
+    )
+    requests = [
+        make_request(f"r{index}", 50, max_tokens=1, targets=LatencyTargets(ttft=0.5))
+        for index in range(8)
+    ]
+    for request in requests:
+        scheduler.add(request)
+    run_step(scheduler)
+    assert all(request.rank == Rank.STANDARD for request in requests), "408 ms in all"

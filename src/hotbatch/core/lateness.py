@@ -25,8 +25,9 @@ from hotbatch.core.cost_model import CostModel
 from hotbatch.core.rank import Rank
 from hotbatch.core.request import Request
 from hotbatch.core.roster import Roster
+from hotbatch.core.step_time import sharing
 
-_PATIENCE = 2.0  # times a prompt's own time that it has in any case
+_PATIENCE = 3.0  # times a prompt's own time that it has in any case
 _OUTLOOK = 24  # of those that wait, the next that are looked at
 _TRUST = 0.1  # seconds for which a review holds at most: whose turn is next changes, too
 
@@ -62,7 +63,7 @@ class Lateness:
     """Finds the late ones and lets them step back.
 
     Args:
-        seconds_for: predicted time, by position of the first, for a number of prompt tokens.
+        seconds_for: predicted time alone, by position of the first, for a number of prompt tokens.
     """
 
     def __init__(
@@ -72,14 +73,18 @@ class Lateness:
         self._seconds_for = seconds_for
         self._model = model
         self.num_late = 0  # since the start
+        self._sharing = 1.0  # times the time alone that a prompt takes at the moment
         self._seen: tuple[int, ...] = ()  # at the last review
         self._holds_until = -inf
 
-    def review(self, prompts: list[list[Request]], now: float) -> None:
+    def review(
+        self, prompts: list[list[Request]], decodes: Sequence[Sequence[Request]], now: float
+    ) -> None:
         """Let the late ones of each class step back.
 
         Args:
             prompts: those that are being computed, by rank; late ones are moved within.
+            decodes: those that share the steps.
         """
         if not self._model.is_trained:
             return
@@ -87,6 +92,7 @@ class Lateness:
         if seen == self._seen and now < self._holds_until:
             return
         begin, spare = now, _TRUST
+        self._sharing = sharing(self._model, decodes)
         for rank in (Rank.INTERACTIVE, Rank.STANDARD):
             running = prompts[rank]
             waiting = self._roster.queues[rank].upcoming(_OUTLOOK)
@@ -129,10 +135,10 @@ class Lateness:
     def _work(self, request: Request) -> tuple[float, float]:
         """Seconds that its prompt still takes, and when it is late."""
         left = len(request.tokens) - request.num_computed
-        seconds = self._seconds_for(request.num_computed, left)
+        seconds = self._sharing * self._seconds_for(request.num_computed, left)
         if request.due == inf or request.is_lifted or request.num_output:
             return seconds, inf
-        whole = seconds if left == request.num_prompt else self._seconds_for(0, request.num_prompt)
+        whole = self._seconds_for(0, request.num_prompt)
         return seconds, max(request.due, request.arrival + _PATIENCE * whole)
 
     def _step_back(self, request: Request) -> None:

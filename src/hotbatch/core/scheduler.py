@@ -459,7 +459,7 @@ class Scheduler:
             return None
         if self._seating.is_blocked:
             return HeldBack.KV
-        is_full = num_running >= self.config.max_num_seqs
+        is_full = num_running >= self._seating.limit
         return HeldBack.SEATS if is_full or self._is_closed_mode else None
 
     def _answer(self, request: Request) -> bool:
@@ -545,7 +545,7 @@ class Scheduler:
             num_output = num_after - request.num_prompt
             request.due = _next_due(request, num_output, request.promised.tpot, now)
         if reason is not None:
-            self._seating.note_length(request)
+            self._seating.note_end(request, now)
             self._finish(request, reason)
         return TokenEvent(
             request.request_id,

@@ -22,6 +22,7 @@ from hotbatch.core.preemption import Preemptor
 from hotbatch.core.rank import Rank
 from hotbatch.core.request import Request, RequestState
 from hotbatch.core.roster import Roster
+from hotbatch.core.seat_limit import SeatLimit
 from hotbatch.core.service_class import ServiceClass
 from hotbatch.core.step import Step
 
@@ -41,7 +42,7 @@ class Seating:
         counters: list[VirtualTokenCounters] | None,
         light_tenants: LightTenants | None,
     ) -> None:
-        self._max_num_seqs = config.max_num_seqs
+        self._limit = SeatLimit(config.max_num_seqs)
         self._num_tokens = config.num_blocks * config.block_size
         self._watermark = ceil(config.watermark * config.num_blocks)
         self._policies = policies
@@ -60,10 +61,27 @@ class Seating:
         self.is_blocked = False
         self._held = None
 
-    def note_length(self, request: Request) -> None:
-        """A request ended by itself: what later ones are expected to write."""
+    def note_end(self, request: Request, now: float) -> None:
+        """A request ended by itself: what later ones are expected to write, and whether it had
+        too many beside it."""
         if self._policies.forecast:
             self._lengths[request.service_class].observe(request.num_output)
+        if not self._policies.deadlines or request.first_token_at is None:
+            return
+        if request.num_pauses or request.num_evictions:
+            return  # what it lacked was not speed
+        ttft, tpot = request.promised.ttft, request.promised.tpot
+        gaps = request.num_output - 1
+        if tpot is not None and gaps > 0:
+            self._limit.note_end(
+                was_slow=now - request.first_token_at > tpot * gaps,
+                was_late=ttft is not None and request.first_token_at - request.arrival > ttft,
+            )
+
+    @property
+    def limit(self) -> int:
+        """Seats that may be taken at the moment."""
+        return self._limit.limit
 
     # Back to the seats
 
@@ -153,7 +171,7 @@ class Seating:
         return self._has_seat(Rank.INTERACTIVE)
 
     def _has_seat(self, rank: int) -> bool:
-        if len(self._roster.running) < self._max_num_seqs:
+        if self._limit.allows(len(self._roster.running)):
             return True
         return self._preemptor.can_displace(rank)
 
@@ -164,7 +182,7 @@ class Seating:
         return self._light_tenants.givers(request)
 
     def _take_seat(self, request: Request) -> None:
-        if len(self._roster.running) >= self._max_num_seqs:
+        if len(self._roster.running) >= self.limit:
             if self._preemptor.can_displace(request.rank):
                 self._preemptor.displace(request.rank)
             else:

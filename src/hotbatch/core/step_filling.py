@@ -77,7 +77,7 @@ class StepFiller:
             elif num_uncomputed > 1:
                 prompts[request.rank].append(request)
         if self._lateness is not None and (any(prompts) or self._seating.has_seats):
-            self._lateness.review(prompts, now)
+            self._lateness.review(prompts, decodes, now)
         clock = self._clock(decodes, prompts, now)
         counted = 0
         num_batch = 0
@@ -219,14 +219,13 @@ class StepFiller:
         if clock is not None:
             start = max((request.num_computed for request in prompts), default=0)
             most = room if newcomer is not None else min(room, sum(wanted))
-            every = prompts if newcomer is None else [*prompts, newcomer]
-            if most > 0:
-                gently = all(map(self._is_long, every))
-                is_light = self._is_light(every[0]) or self._is_light(every[-1])
-                tokens = clock.tokens_for(rank, start, most, gently=gently, is_light=is_light)
-                room = min(room, tokens)
-            else:
-                room = 0
+            first = prompts[0] if prompts else newcomer
+            assert first is not None
+            is_light = self._is_light(first) or (newcomer is not None and self._is_light(newcomer))
+            size = clock.tokens_for(
+                rank, start, most, first, is_long=self._is_long(first), is_light=is_light
+            )
+            room = min(room, size) if most > 0 else 0
         if room <= 0:
             return
         promised = [request.due < inf for request in prompts]

@@ -31,14 +31,17 @@ _LONE_STRETCH = 2.0  # times that, where four prompts wait for each one that dec
 _LIGHT_STRETCH = 1.3  # of a step of light tenants' decodes alone: theirs wait no longer
 _LEAST_CHUNK = 16  # tokens of prompts in a step, however little slack there is
 _LEAST_GENTLE_CHUNK = 4  # the same where prompts should not be felt
+_PACE = 0.9  # of the tightest target for tokens: a step of those that are behind it
+_HOPELESS = 2.0  # times that target, without any prompt: it cannot be kept, whatever is done
 _BRIEF = 0.02  # seconds that a step may always take while somebody of a higher class may come
-_SHARING = 1.5  # times the time alone that a prompt takes in steps with others
+_SHARING = 1.1  # times the time that prompts take alone, in steps of theirs: some end, and decode
+_MOST_SHARING = 3.0  # the same, however little the decodes leave
 _VIGILANCE = 30.0  # seconds for which an arrival is a sign that more will come
 
 
 def prompt_seconds(model: CostModel | None, max_tokens: int) -> Callable[[int, int], float]:
     """A function from the position of a prompt's first token and their number to the predicted
-    seconds until they are computed. Alone they would take less, but a prompt shares its steps.
+    seconds until they are computed, alone.
 
     Args:
         model: until it is trained, the answer is 0: nothing is known to be late.
@@ -48,9 +51,34 @@ def prompt_seconds(model: CostModel | None, max_tokens: int) -> Callable[[int, i
     def seconds_for(start: int, num_tokens: int) -> float:
         if model is None or not model.is_trained:
             return 0.0
-        return _SHARING * model.prompt_seconds(start, num_tokens, max_tokens)
+        return model.prompt_seconds(start, num_tokens, max_tokens)
 
     return seconds_for
+
+
+def sharing(model: CostModel, decodes: Sequence[Sequence[Request]]) -> float:
+    """Times the time alone that prompts take in steps with these decodes.
+
+    Of a step that lasts as long as the decodes allow, prompts have what those leave.
+    """
+    tightest = inf
+    num_decodes = context = 0
+    for requests in decodes:
+        num_decodes += len(requests)
+        for request in requests:
+            context += len(request.tokens)
+            tpot = request.promised.tpot
+            if tpot is not None and tpot < tightest:
+                tightest = tpot
+    if not num_decodes:
+        return _SHARING
+    features = StepFeatures(num_decodes, num_decodes, context, context, num_decodes)
+    alone = model.predict(features)
+    step = _STRETCH * alone
+    if tightest < inf:
+        step = max(_PACE * tightest, alone)
+    left = max(step - alone, step / _MOST_SHARING)
+    return _SHARING * step / left
 
 
 class StepClock:
@@ -85,14 +113,18 @@ class StepClock:
         self._num_prompts = num_prompts
         self._is_felt = any(decodes[Rank.LATE + 1 :])
         num_decodes = context = 0
-        due = inf
+        due = tightest = inf
         for requests in decodes:
             num_decodes += len(requests)
             for request in requests:
                 context += len(request.tokens)
                 if request.due < due:
                     due = request.due
+                tpot = request.promised.tpot
+                if tpot is not None and tpot < tightest:
+                    tightest = tpot
         self._slack = due - now
+        self._tpot = tightest
         self._decodes = StepFeatures(num_decodes, num_decodes, context, context, num_decodes)
         self.skipped: frozenset[Request] = frozenset()
         if self._slack < inf and model.predict_p95(self._decodes) > self._slack > 0.0:
@@ -107,37 +139,73 @@ class StepClock:
         self._step = self._step.plus_chunk(start, size)
 
     def tokens_for(
-        self, rank: int, start: int, num_uncomputed: int, *, gently: bool, is_light: bool = False
+        self,
+        rank: int,
+        start: int,
+        num_uncomputed: int,
+        first: Request,
+        *,
+        is_long: bool = False,
+        is_light: bool = False,
     ) -> int:
         """How many tokens of prompts of this rank may still join.
 
         Args:
             start: position of the first of them in its request.
             num_uncomputed: how many there are.
-            gently: they should not be felt, even where there is slack.
-            is_light: they are of a light tenant themselves.
+            first: whose prompt is due first of them.
+            is_long: it needs several steps whatever is done.
+            is_light: some are of a light tenant themselves.
         """
-        seconds = self._limit(rank, gently)
+        seconds = self._limit(rank)
         if not is_light and self._pace < seconds:
-            seconds, gently = self._pace, True
-        if seconds == inf:
-            return num_uncomputed
-        size = self._model.largest_chunk(self._step, start, num_uncomputed, seconds)
-        joined = self._step.num_tokens - self._decodes.num_tokens
-        least = _LEAST_GENTLE_CHUNK if gently else _LEAST_CHUNK
-        return max(size, min(least - joined, num_uncomputed))
+            size = self._model.largest_chunk(self._step, start, num_uncomputed, self._pace)
+            return max(size, self._least(_LEAST_GENTLE_CHUNK, num_uncomputed))
+        if is_long and self._num_prompts == 1 and self._is_felt:
+            courteous = self._courteous_chunk(first, start, num_uncomputed, seconds)
+            if courteous is not None:
+                return courteous
+        size = num_uncomputed
+        if seconds < inf:
+            size = self._model.largest_chunk(self._step, start, num_uncomputed, seconds)
+            size = max(size, self._least(_LEAST_CHUNK, num_uncomputed))
+        if self._now < first.due < inf:
+            in_time = self._model.largest_chunk(
+                self._step, start, num_uncomputed, first.due - self._now
+            )
+            if in_time >= len(first.tokens) - first.num_computed:
+                size = min(size, in_time)
+        return size
 
-    def _limit(self, rank: int, gently: bool) -> float:
+    def _least(self, tokens: int, num_uncomputed: int) -> int:
+        joined = self._step.num_tokens - self._decodes.num_tokens
+        return min(tokens - joined, num_uncomputed)
+
+    def _courteous_chunk(
+        self, request: Request, start: int, num_uncomputed: int, limit: float
+    ) -> int | None:
+        """A chunk that is hardly felt; None if the request would be late with such ones."""
+        # Usually, not 19 times of 20: this is a courtesy, and the prompt's time counts too.
+        alone = self._model.predict(self._decodes)
+        seconds = min(limit, alone * self._stretch() * self._doubt())
+        size = self._model.largest_chunk(self._step, start, num_uncomputed, seconds)
+        size = max(size, self._least(_LEAST_GENTLE_CHUNK, num_uncomputed))
+        left = len(request.tokens) - request.num_computed
+        if size < 1 or self._now + seconds * left / size > request.due:
+            return None
+        return size
+
+    def _limit(self, rank: int) -> float:
         """Seconds that the step may take if a prompt of this rank joins."""
         alone = self._model.predict(self._decodes)
+        needed = self._model.predict_p95(self._decodes)
         limit = inf
-        if self._slack < inf and self._slack >= self._model.predict_p95(self._decodes):
+        if self._slack < inf and self._slack >= needed:
             limit = self._slack
+        elif self._slack < inf and needed <= _HOPELESS * self._tpot < inf:
+            limit = max(needed, _PACE * self._tpot)
         elif self._is_felt or self._slack < inf:
             limit = alone * self._stretch()
-        if gently and self._is_felt:
-            # Usually, not 19 times of 20: this is a courtesy, and the prompt's time counts too.
-            limit = min(limit, alone * self._stretch() * self._doubt())
         if any(self._now - moment < _VIGILANCE for moment in self._last_arrival[rank + 1 :]):
             limit = min(limit, max(_BRIEF, alone * _STRETCH))
         return limit

@@ -10,7 +10,7 @@ step, by the same curve.
 from hotbatch.tuning.confirmation import confirm
 from hotbatch.tuning.curve import CurveStepTime, measure_curve
 from hotbatch.tuning.finalist import Finalist, choose
-from hotbatch.tuning.settings import Figures, Settings, Targets, all_pairs
+from hotbatch.tuning.settings import Figures, Settings, Targets, all_pairs, over_loads
 from hotbatch.tuning.trials import Simulator, Trial, refine, search
 from hotbatch.tuning.workload import PROFILES, Job, make_jobs
 
@@ -29,6 +29,7 @@ __all__ = [
     "confirm",
     "make_jobs",
     "measure_curve",
+    "over_loads",
     "refine",
     "search",
 ]

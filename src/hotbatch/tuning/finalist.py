@@ -13,8 +13,8 @@ _BETTER = 1.03  # times the default's goodput that another must reach to be kept
 
 @dataclass(frozen=True, slots=True)
 class Finalist:
-    """A setting with what the simulator promised and what the engine brought at full load, in
-    each round; `real` is empty where nothing was confirmed."""
+    """A setting with what the simulator promised and what the engine brought in each round, over
+    its loads; `real` is empty where nothing was confirmed."""
 
     trial: Trial
     real: tuple[Figures, ...] = ()
@@ -34,6 +34,12 @@ class Finalist:
         """What the engine brought, else what the simulator promised."""
         best = self.best
         return self.trial.worth if best is None else best.goodput
+
+    @property
+    def attainment(self) -> float:
+        """Share of requests as promised, of the same."""
+        best = self.best
+        return self.trial.attainment if best is None else best.attainment
 
 
 def choose(finalists: Sequence[Finalist]) -> Finalist:

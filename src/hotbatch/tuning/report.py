@@ -95,7 +95,7 @@ def plot(
         )  # fmt: skip
     axes.set(
         xlabel="tokens per second at the highest load",
-        ylabel="good requests per second, mean over three loads",
+        ylabel="good requests per second, mean over the loads",
         title=title,
     )
     axes.set_ylim(bottom=0.0)

@@ -14,7 +14,7 @@ from hotbatch.engine.protocol import ExecutorInfo
 from hotbatch.tuning.workload import Job
 
 SEATS = (4, 8, 16, 24, 32, 48, 64, 128, 256)
-BUDGETS = (32, 64, 128, 256, 512, 1024)
+BUDGETS = (32, 64, 128, 256, 512, 1024, 2048)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,15 @@ class Figures:
     goodput: float
     throughput: float
     attainment: float
+
+
+def over_loads(figures: Sequence[Figures]) -> Figures:
+    """Of one setting at several loads: means, and the best throughput."""
+    return Figures(
+        sum(one.goodput for one in figures) / len(figures),
+        max(one.throughput for one in figures),
+        sum(one.attainment for one in figures) / len(figures),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ clearly better to be taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
-from hotbatch.core.cost_model import CostModel, StepFeatures
+from hotbatch.core.cost_model import StepFeatures
 from hotbatch.core.scheduler import Scheduler
 from hotbatch.engine.protocol import ExecutorInfo
 from hotbatch.simulator import Simulation, TimeOnlyExecutor
@@ -25,6 +26,7 @@ from hotbatch.tuning.settings import (
     Settings,
     Targets,
     figures_of,
+    over_loads,
     request_id,
     request_of,
 )
@@ -45,17 +47,17 @@ class Trial:
 
     @property
     def worth(self) -> float:
-        return sum(figures.goodput for figures in self.figures) / len(self.figures)
+        return over_loads(self.figures).goodput
 
     @property
     def throughput(self) -> float:
         """Tokens per second at the load that brought most."""
-        return max(figures.throughput for figures in self.figures)
+        return over_loads(self.figures).throughput
 
     @property
     def attainment(self) -> float:
         """Share of requests served as promised, over all loads."""
-        return sum(figures.attainment for figures in self.figures) / len(self.figures)
+        return over_loads(self.figures).attainment
 
 
 class Simulator:
@@ -88,7 +90,9 @@ class Simulator:
             max_model_len=config.max_model_len,
             step_time=self._step_times[settings.threads],
         )
-        simulation = Simulation(Scheduler(config, settings.policies(), CostModel()), executor)
+        # A server knows the curve as well, and learns on.
+        known = deepcopy(self._step_times[settings.threads].model)
+        simulation = Simulation(Scheduler(config, settings.policies(), known), executor)
         jobs = self.jobs[:count]
         for index, job in enumerate(jobs):
             simulation.arrive(request_of(index, job, job.time / rate, self.targets))

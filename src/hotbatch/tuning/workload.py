@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 
@@ -48,7 +48,9 @@ def make_jobs(profile: Profile, count: int, longest: int, seed: int = 0) -> list
         num_output = _length(rng, profile.output, profile.output_spread, longest // 2)
         num_prompt = _length(rng, profile.prompt, profile.prompt_spread, longest - num_output)
         jobs.append(Job(time, num_prompt, num_output))
-    return jobs
+    # Chance must not decide how much is too much.
+    pace = max(1.0, count - profile.burst) / time
+    return [replace(job, time=job.time * pace) for job in jobs]
 
 
 def jobs_of(rows: Sequence[tuple[float, int, int]], longest: int) -> list[Job]:

@@ -1,0 +1,331 @@
+"""What tuning and the online loops lose against the best fixed setting, known in hindsight.
+
+    python benchmarks/tuning/regret.py [--workloads chat,documents,bursts] [--count 200]
+        [--ttft-slo 1000] [--tpot-slo 100] [--seed 1] [--measure] [--json out.json]
+    python benchmarks/tuning/regret.py --real --workloads chat [--loads 0.9,1.2] [--seconds 20]
+
+In virtual time, with a fitted model of the machine, so every run has the same result. For each
+workload `tune`'s search finds a setting on one piece of the traffic; another piece, which the
+search has not seen, is then served with it, and with every pair of sequence limit and token
+budget of a grid. Each is served first come, first served, which is fixed in every sense (chunks
+of the budget's size, no deadlines), and by the full scheduler, where the pair only bounds what
+the online loops choose: chunks by slack, seats by goodput. The aims, strict as the best of the
+grid is chosen on the very piece that counts:
+
+- on each workload tuned is within 5 % of the best of the whole grid;
+- over all of them it is better than any one fixed setting, first come, first served (mean of the
+  goodput relative to the best of each workload).
+
+Exits with 1 if one is missed. Besides: the best single pair with the loops, and the widest one,
+tuned for nothing, which shows what the loops do without any search.
+
+--measure fits the model to this machine now instead of taking the curve of docs/performance.md.
+--real plays the tuned setting, the best fixed one of each kind, and first-come batching as vLLM
+has it by default to the real engine, in turn at each load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "policies"))
+
+from machine import describe
+from policy_machine import cpu
+
+from hotbatch.assembly import assemble
+from hotbatch.core.cost_model import CostModel, StepFeatures
+from hotbatch.engine.protocol import ExecutorInfo
+from hotbatch.options import EngineOptions
+from hotbatch.simulator import TimeOnlyExecutor
+from hotbatch.tuning import (
+    PROFILES,
+    CurveStepTime,
+    Figures,
+    Settings,
+    Targets,
+    confirm,
+    make_jobs,
+    measure_curve,
+    over_loads,
+    search,
+)
+from hotbatch.tuning.settings import all_pairs
+from hotbatch.tuning.trials import Simulator
+
+MOST_REGRET = 0.05
+GRID_SEATS = (8, 16, 32, 64, 128, 256)
+GRID_BUDGETS = (64, 128, 256, 512, 1024, 2048)
+WIDEST = Settings(256, 2048)
+VLLM = Settings(256, 2048, is_plain=True)
+_LONGEST = 4096  # tokens of a request
+_HOST_SECONDS = 0.0005
+_NUM_BLOCKS = 1280
+_CURVE_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """All that a worker needs to make a simulator anew, the same every time."""
+
+    workload: str
+    count: int
+    seed: int
+    targets: Targets
+    curve: tuple[tuple[float, ...], ...]
+
+
+def grid() -> list[Settings]:
+    """All pairs, first come, first served, and by the full scheduler."""
+    pairs = [
+        Settings(seats, budget)
+        for seats in GRID_SEATS
+        for budget in GRID_BUDGETS
+        if budget >= seats
+    ]
+    return [replace(pair, is_plain=is_plain) for is_plain in (True, False) for pair in pairs]
+
+
+def documented_curve() -> tuple[tuple[float, ...], ...]:
+    """Steps of the machine of docs/performance.md, as `measure_curve` would have timed them."""
+    executor = TimeOnlyExecutor(num_blocks=_NUM_BLOCKS, step_time=cpu().step_time)
+    timed = measure_curve(executor, 0.0, max(GRID_BUDGETS), clock=executor.clock.now)
+    return tuple((*features, seconds) for features, seconds in timed)
+
+
+def fitted(curve: Sequence[Sequence[float]]) -> CostModel:
+    model = CostModel()
+    for _ in range(3):
+        for *features, seconds in curve:
+            model.observe(StepFeatures(*map(int, features)), seconds, is_live=False)
+    return model
+
+
+@cache
+def simulator(setup: Setup) -> Simulator:
+    info = ExecutorInfo(
+        model_name="fitted", precision="int8", device="simulated", vocab_size=49152,
+        max_model_len=8192, num_blocks=_NUM_BLOCKS, block_size=16,
+    )  # fmt: skip
+    step_time = CurveStepTime(fitted(setup.curve), _HOST_SECONDS)
+    jobs = make_jobs(PROFILES[setup.workload], setup.count, _LONGEST, setup.seed)
+    return Simulator(info, {None: step_time}, jobs, setup.targets)
+
+
+def evaluate(job: tuple[Setup, Settings]) -> Figures:
+    setup, settings = job
+    return over_loads(simulator(setup).trial(settings, setup.count).figures)
+
+
+def tuned(setup: Setup) -> Settings:
+    """What `hotbatch tune` would search out, on another piece of the workload."""
+    machine = simulator(replace(setup, seed=0, count=160))
+    return search(machine, candidates=all_pairs(Settings(64, 512)))[0].settings
+
+
+def words(settings: Settings) -> str:
+    kind = "first-come" if settings.is_plain else "full"
+    return f"{kind} {settings.max_num_seqs} x {settings.max_num_batched_tokens}"
+
+
+def row(name: str, settings: Settings, figures: Figures, best: float) -> str:
+    return (
+        f"  {name:24}{words(settings):24}{figures.goodput:>8.3f}/s"
+        f"{100 * figures.attainment:>6.0f} %{figures.throughput:>8.0f} tokens/s"
+        f"{figures.goodput / best:>8.3f}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one workload: every setting's figures, and which was tuned."""
+
+    workload: str
+    tuned: Settings
+    figures: dict[Settings, Figures]
+
+    def best(self, is_plain: bool | None = None) -> Settings:
+        """The best of the grid, of one kind of scheduler or of both."""
+        fixed = [s for s in grid() if is_plain is None or s.is_plain is is_plain]
+        return max(fixed, key=lambda settings: self.figures[settings].goodput)
+
+    @property
+    def most(self) -> float:
+        return self.figures[self.best()].goodput
+
+    def relative(self, settings: Settings) -> float:
+        return self.figures[settings].goodput / self.most
+
+    def table(self) -> str:
+        rows = [
+            ("tuned", self.tuned),
+            ("best of the grid", self.best()),
+            ("best fixed", self.best(is_plain=True)),
+            ("vLLM's default", VLLM),
+            ("widest, not tuned", WIDEST),
+        ]
+        lines = [row(name, one, self.figures[one], self.most) for name, one in rows]
+        return "\n".join([self.workload, *lines])
+
+
+def run_virtual(setups: Sequence[Setup]) -> list[Outcome]:
+    with get_context("fork").Pool() as pool:
+        found = pool.map(tuned, setups)
+        tried = [list(dict.fromkeys([*grid(), VLLM, WIDEST, own])) for own in found]
+        jobs = [(setup, one) for setup, all_ in zip(setups, tried, strict=True) for one in all_]
+        figures = iter(pool.map(evaluate, jobs, chunksize=4))
+    return [
+        Outcome(setup.workload, own, {settings: next(figures) for settings in all_})
+        for setup, own, all_ in zip(setups, found, tried, strict=True)
+    ]
+
+
+def summed(outcomes: Sequence[Outcome], settings: Settings | None = None) -> float:
+    """Goodput relative to each workload's best, mean; of the tuned ones if none is named."""
+    values = [outcome.relative(settings or outcome.tuned) for outcome in outcomes]
+    return sum(values) / len(values)
+
+
+def best_single(outcomes: Sequence[Outcome], *, is_plain: bool) -> Settings:
+    """The one that serves all workloads best."""
+    fixed = [settings for settings in grid() if settings.is_plain is is_plain]
+    return max(fixed, key=lambda settings: summed(outcomes, settings))
+
+
+def report(outcomes: Sequence[Outcome]) -> int:
+    """Prints all; returns the number of aims that were missed."""
+    missed = 0
+    for outcome in outcomes:
+        print(outcome.table())
+        regret = 1.0 - outcome.relative(outcome.tuned)
+        missed += regret > MOST_REGRET
+        verdict = "MISSED" if regret > MOST_REGRET else "met"
+        print(f"  {verdict}: regret {regret:.1%} (5 %)\n")
+    own = summed(outcomes)
+    fixed = best_single(outcomes, is_plain=True)
+    other = summed(outcomes, fixed)
+    missed += own <= other
+    print(
+        f"{'met' if own > other else 'MISSED'}: over all workloads tuned {own:.3f} of the best of "
+        f"each, the best single fixed setting {other:.3f} ({words(fixed)})"
+    )
+    looped = best_single(outcomes, is_plain=False)
+    print(
+        f"one pair for all with the online loops: {summed(outcomes, looped):.3f} "
+        f"({words(looped)}) at best, {summed(outcomes, WIDEST):.3f} with the widest"
+    )
+    return missed
+
+
+def run_real(
+    setups: Sequence[Setup], outcomes: Sequence[Outcome], options: argparse.Namespace
+) -> None:
+    parts = assemble(
+        EngineOptions(max_num_seqs=256, max_num_batched_tokens=max(GRID_BUDGETS)), as_tuned=False
+    )
+    print(f"\non the real engine: {parts.info.description}")
+    curve = setups[0].curve
+    for setup, outcome in zip(setups, outcomes, strict=True):
+        chosen = dict.fromkeys(
+            [outcome.tuned, outcome.best(is_plain=False), outcome.best(is_plain=True), VLLM]
+        )
+        machine = simulator(setup)
+        played: dict[Settings, list[Figures]] = {settings: [] for settings in chosen}
+        for load in options.loads:
+            rate = load * machine.capacity
+            count = min(len(machine.jobs), int(options.seconds * rate))
+            for settings in chosen:
+                figures = confirm(
+                    parts.engine.executor, settings, machine.jobs[:count], rate, setup.targets,
+                    lambda: fitted(curve),
+                )  # fmt: skip
+                played[settings].append(figures)
+                print(
+                    f"{setup.workload:10}{words(settings):24} load {load}: {figures.goodput:.2f} "
+                    f"good/s, {100 * figures.attainment:.0f} % of {count} as promised, "
+                    f"{figures.throughput:.0f} tokens/s",
+                    flush=True,
+                )
+        own = over_loads(played[outcome.tuned]).goodput
+        plain = over_loads(played[VLLM]).goodput
+        best = max(over_loads(figures).goodput for figures in played.values())
+        print(
+            f"{setup.workload}: tuned {own:.2f} good/s, {own / max(plain, 1e-9):.2f} times vLLM's "
+            f"default, {own / best:.2f} of the best of these\n"
+        )
+    parts.engine.stop()
+
+
+def measured_curve() -> tuple[tuple[float, ...], ...]:
+    parts = assemble(
+        EngineOptions(max_num_seqs=256, max_num_batched_tokens=max(GRID_BUDGETS)), as_tuned=False
+    )
+    timed = measure_curve(parts.engine.executor, _CURVE_SECONDS, max(GRID_BUDGETS))
+    parts.engine.stop()
+    return tuple((*features, seconds) for features, seconds in timed)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--workloads", type=lambda text: text.split(","), default=list(PROFILES))
+    parser.add_argument("--count", type=int, default=200, help="requests of each workload")
+    parser.add_argument("--ttft-slo", type=float, default=1000.0, help="milliseconds")
+    parser.add_argument("--tpot-slo", type=float, default=100.0, help="milliseconds")
+    parser.add_argument("--seed", type=int, default=1, help="of the piece that counts")
+    parser.add_argument("--measure", action="store_true", help="fit the model to this machine")
+    parser.add_argument("--curve", type=Path, help="where a measured curve is kept, or is taken")
+    parser.add_argument("--real", action="store_true", help="play the best to the real engine")
+    parser.add_argument("--loads", type=lambda text: [float(load) for load in text.split(",")],
+                        default=[0.9, 1.2], help="of --real")  # fmt: skip
+    parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals, of --real")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(argv)
+    curve = documented_curve()
+    if options.measure:
+        curve = measured_curve()
+        if options.curve:
+            options.curve.write_text(json.dumps(curve), encoding="utf-8")
+    elif options.curve:
+        rows = json.loads(options.curve.read_text(encoding="utf-8"))
+        curve = tuple(tuple(row) for row in rows)
+    targets = Targets(options.ttft_slo / 1e3, options.tpot_slo / 1e3)
+    setups = [
+        Setup(name, options.count, options.seed, targets, curve) for name in options.workloads
+    ]
+    print(
+        describe(
+            count=options.count,
+            seed=options.seed,
+            ttft=f"{options.ttft_slo} ms",
+            tpot=f"{options.tpot_slo} ms",
+            curve="measured" if options.measure else options.curve or "of docs/performance.md",
+        )
+    )
+    outcomes = run_virtual(setups)
+    missed = report(outcomes)
+    if options.json:
+        rows = [
+            [outcome.workload, words(settings), *vars_of(figures)]
+            for outcome in outcomes
+            for settings, figures in outcome.figures.items()
+        ]
+        options.json.write_text(json.dumps(rows), encoding="utf-8")
+    if options.real:
+        run_real(setups, outcomes, options)
+    return int(missed > 0)
+
+
+def vars_of(figures: Figures) -> tuple[float, float, float]:
+    return figures.goodput, figures.throughput, figures.attainment
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from core_factories import EOS, make_config, make_request, must_plan, result_of
@@ -14,7 +15,7 @@ from hotbatch.core.speculation.acceptance import AcceptanceTable, OwnRecord, cel
 from hotbatch.core.speculation.history import AnswerHistory
 from hotbatch.core.speculation.ledger import Ledger
 from hotbatch.core.speculation.pricing import Market
-from hotbatch.core.speculation.suffix_index import SOLE
+from hotbatch.core.speculation.suffix_index import LEVELS, MOST, SOLE
 from hotbatch.core.step import Step
 
 
@@ -145,7 +146,7 @@ def test_who_opts_out_is_neither_guessed_for_nor_from() -> None:
         request.speculate = False
         copyist.serve((request, TEXT[:30]))
     assert not any(sum(drafts.values()) for drafts in copyist.drafts)
-    assert copyist.speculator.history.num_pending == 0
+    assert copyist.speculator.guesser.history.num_pending == 0
 
 
 def test_a_guess_ends_with_the_stop_token() -> None:
@@ -349,25 +350,85 @@ def test_nothing_of_a_request_is_kept_after_its_end() -> None:
         *((make_request(f"r{i}", [*TEXT, i], max_tokens=30), TEXT[i : i + 30]) for i in range(4))
     )
     speculator = copyist.speculator
-    assert not speculator._tracks and not speculator._pending
-    assert speculator._num_own_tokens == 0
+    assert not speculator.guesser._tracks and not speculator._pending
+    assert speculator.guesser.num_own_tokens == 0
+
+
+def count_lookups(copyist: Copyist) -> list[str]:
+    """The requests that are looked up, in a list that grows."""
+    asked: list[str] = []
+    find = copyist.speculator.guesser._find
+
+    def counting(track: Any, request: Request, levels: tuple[int, int]) -> Any:
+        asked.append(request.request_id)
+        return find(track, request, levels)
+
+    copyist.speculator.guesser._find = counting  # type: ignore[method-assign]
+    return asked
 
 
 def test_those_whose_guesses_do_not_pay_are_asked_less_often_where_many_run() -> None:
     copyist = Copyist(machine(per_token=4e-3), max_num_seqs=32, max_num_batched_tokens=512)
-    asked = 0
-    find = copyist.speculator._find
-
-    def counting(track: object, request: Request) -> object:
-        nonlocal asked
-        asked += 1
-        return find(track, request)  # type: ignore[arg-type]
-
-    copyist.speculator._find = counting  # type: ignore[assignment, method-assign]
+    asked = count_lookups(copyist)
     copyist.serve(
         *(
             (make_request(f"r{i}", 8, max_tokens=60), range(500 + 60 * i, 560 + 60 * i))
             for i in range(24)
         )
     )
-    assert asked < 24 * 60 / 3
+    assert len(asked) < 24 * 60 / 6
+    assert all(asked.count(f"r{i}") > 1 for i in range(24)), "all are tried now and then"
+
+
+def test_a_request_that_begins_to_copy_is_found_where_many_run() -> None:
+    copyist = Copyist(machine(per_token=1e-4), max_num_seqs=32, max_num_batched_tokens=512)
+    text = list(range(1000, 1080))
+    others = [
+        (make_request(f"r{i}", 8, max_tokens=140), range(5000 + 140 * i, 5140 + 140 * i))
+        for i in range(15)
+    ]
+    late = make_request("late", [*text, 7], max_tokens=140)
+    copyist.serve((late, [*range(3000, 3060), *text]), *others)
+    steps = [drafts for drafts in copyist.drafts if "late" in drafts]
+    assert len(steps) < 60 + len(text) - 20
+
+
+def test_only_matches_long_enough_to_pay_are_looked_for() -> None:
+    copyist = Copyist(machine(per_token=2e-3), max_num_seqs=32, max_num_batched_tokens=512)
+    guesser = copyist.speculator.guesser
+    needed = OwnRecord().needed_rate(0.6)
+    level = guesser.acceptance.least_level(0, False, needed)
+    assert level == 3  # by the belief, and the factor for the places' agreement
+    found = guesser._find
+    seen: set[tuple[int, int]] = set()
+
+    def noting(track: Any, request: Request, levels: tuple[int, int]) -> Any:
+        seen.add(levels)
+        return found(track, request, levels)
+
+    guesser._find = noting  # type: ignore[method-assign]
+    copyist.serve(*((make_request(f"r{i}", 8, max_tokens=30), range(500, 530)) for i in range(12)))
+    assert (0, 0) in seen and any(own > 0 for own, _ in seen)
+
+
+def test_what_a_chance_needs_is_what_makes_it() -> None:
+    for results in ((), (True,) * 8, (False,) * 5, (True, False, True)):
+        record = OwnRecord()
+        for is_right in results:
+            record.note(0.5, is_right)
+        for chance in (0.1, 0.5, 0.9):
+            assert record.chance(record.needed_rate(chance)) == pytest.approx(chance, abs=0.01)
+
+
+def test_the_least_level_is_the_shortest_match_with_a_cell_as_good() -> None:
+    table = AcceptanceTable()
+    assert table.least_level(0, False, 0.0) == 0
+    assert table.least_level(0, False, 0.99) == len(LEVELS)
+    cell = cell_of(0, False, 1, MOST)
+    for _ in range(300):
+        table.note(cell, True)
+    assert table.least_level(0, False, 0.9) == 1
+    assert table.least_level(1, False, 0.9) == 5
+    for _ in range(300):
+        table.note(cell, False)
+    assert table.least_level(0, False, 0.9) == 5

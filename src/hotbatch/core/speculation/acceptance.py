@@ -11,6 +11,8 @@ instead tells as much.
 
 from __future__ import annotations
 
+from math import inf
+
 from hotbatch.core.speculation.suffix_index import LEVELS
 
 OWN, ANSWERS, MODEL = range(3)
@@ -46,11 +48,26 @@ class AcceptanceTable:
             for trust in _TRUST
         ]
         self._weights = [_DOUBT] * len(self.rates)
+        # Of each level, whatever its places agree on.
+        self._best = [
+            max(self.rates[first : first + _AGREEMENTS])
+            for first in range(0, len(self.rates), _AGREEMENTS)
+        ]
 
     def note(self, cell: int, is_right: bool) -> None:
         weight = min(self._weights[cell] + 1.0, _MEMORY)
         self._weights[cell] = weight
         self.rates[cell] += (is_right - self.rates[cell]) / weight
+        first = cell - cell % _AGREEMENTS
+        self._best[cell // _AGREEMENTS] = max(self.rates[first : first + _AGREEMENTS])
+
+    def least_level(self, source: int, is_sampled: bool, rate: float) -> int:
+        """The shortest match whose guess may have this rate; `len(LEVELS)` if none may."""
+        first = (source * 2 + is_sampled) * len(LEVELS)
+        for level in range(len(LEVELS)):
+            if self._best[first + level] >= rate:
+                return level
+        return len(LEVELS)
 
 
 class OwnRecord:
@@ -74,3 +91,10 @@ class OwnRecord:
         factor = self.factor
         chance = rate * factor if factor <= 1.0 else 1.0 - (1.0 - rate) / factor
         return min(max(chance, _LEAST), _MOST)
+
+    def needed_rate(self, chance: float) -> float:
+        """The least rate in the table from which this chance is made."""
+        if chance > _MOST:
+            return inf
+        factor = self.factor
+        return chance / factor if factor <= 1.0 else 1.0 - (1.0 - chance) * factor

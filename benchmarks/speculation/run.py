@@ -2,10 +2,15 @@
 
     python benchmarks/speculation/run.py [--concurrency 1,2,4,8,16,32,64] [--output-len 128]
         [--depths 1,2,3,5,8] [--workloads "edit code,chat"] [--repeats 4] [--turns 2]
-        [--temperature 0] [--precision int8] [--seats 64] [--minutes 4] [--json FILE]
+        [--waves 2] [--temperature 0] [--precision int8] [--seats 64] [--minutes 4] [--json FILE]
 
 In this process, scheduler and executor of the server without HTTP: for each workload and number
-of requests at a time, all variants take turns on the same prompts. `off` guesses nothing, `on`
+of requests at a time, all variants take turns on the same prompts. There are `--waves` times as
+many as run at a time (and at least eight): as one ends, the next comes, and each may be half to one
+and a half times `--output-len` long, so that they do not march in step. Tokens per second count as
+long as so many run. With `--waves 1` all start at once and none follows: then the last one to end
+decides, however soon the others were done, and `finish` (the mean time until a request has its
+answer, against `off`) says what they gained. `off` guesses nothing, `on`
 is what is served, `k=3` lets every request have three guesses in every step, whatever they cost;
 `k=0` is `off` once more and tells how noisy the machine is. The same prompts are run `--turns`
 times, as the least of several times is the machine's and the rest its neighbours'.
@@ -22,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -55,32 +61,33 @@ from hotbatch.text import ChatTemplate, Tokenizer
 
 BLOCK_SIZE = 16
 MAX_BATCHED_TOKENS = 512
+_LEAST_PROMPTS = 8  # where more come than run at a time
 
 
 @dataclass(frozen=True)
 class Run:
     """One variant's answers to one set of prompts. `answers` are token ids by request, and
-    `first_tokens` the seconds until the first of each."""
+    `first_tokens` the seconds until the first of each, counted from its arrival; `finished` are
+    those until the last. `held` are tokens and seconds until fewer ran than should."""
 
-    seconds: float
     num_steps: int
     answers: dict[str, tuple[int, ...]]
     first_tokens: list[float]
     account: Account
     speculator_seconds: float
+    held: tuple[int, float]
+    finished: list[float]
 
     def figures(self) -> dict[str, float]:
-        """What is kept of it. The rate of decoding counts from the last first token on, up to
-        which prompts are computed: it is the one of a single stream, and says little of many."""
-        num_tokens = sum(map(len, self.answers.values()))
+        """What is kept of it."""
+        num_tokens, seconds = self.held
         firsts = sorted(self.first_tokens)
-        late = num_tokens - len(self.answers)
         return {
-            "seconds": self.seconds,
+            "seconds": seconds,
             "tokens": num_tokens,
             "steps": self.num_steps,
-            "tok_per_s": num_tokens / self.seconds,
-            "decode_tok_per_s": late / max(1e-9, self.seconds - firsts[-1]),
+            "tok_per_s": num_tokens / seconds,
+            "finish_mean": statistics.fmean(self.finished),
             "ttft_p50": firsts[len(firsts) // 2],
             "ttft_p99": firsts[min(int(0.99 * len(firsts)), len(firsts) - 1)],
             "attempted": self.account.attempted,
@@ -191,8 +198,9 @@ class Bench:
             for text in texts
         ]
 
-    def run(self, variant: Variant, prompts: Sequence[Sequence[int]]) -> Run:
-        """All prompts at once, to the end of each answer, on a cache that knows nothing."""
+    def run(self, variant: Variant, prompts: Sequence[Sequence[int]], at_a_time: int) -> Run:
+        """All prompts, so many at a time, to the end of each answer, on a cache that knows
+        nothing."""
         config = SchedulerConfig(
             num_blocks=self._num_blocks,
             block_size=BLOCK_SIZE,
@@ -203,20 +211,43 @@ class Bench:
         speculator = variant.speculator()
         scheduler = Scheduler(config, full_policies(), variant.cost_model, speculator)
         answers: dict[str, tuple[int, ...]] = {}
+        arrivals: dict[str, float] = {}
         first_tokens: dict[str, float] = {}
+        finished: dict[str, float] = {}
+        num_tokens = 0
+        held: tuple[int, float] | None = None
+        waiting = [
+            self._request(index, prompt, at_a_time, len(prompts))
+            for index, prompt in enumerate(prompts)
+        ][::-1]
+
+        def send() -> None:
+            request = waiting.pop()
+            arrivals[request.request_id] = time.perf_counter()
+            engine.submit(request)
 
         def hear(events: list[TokenEvent]) -> None:
+            nonlocal num_tokens, held
             now = time.perf_counter()
             for event in events:
+                name = event.request_id
                 assert event.error is None, event.error
+                num_tokens += len(event.token_ids)
                 if event.token_ids:
-                    first_tokens.setdefault(event.request_id, now - started)
-                answers[event.request_id] = answers.get(event.request_id, ()) + event.token_ids
+                    first_tokens.setdefault(name, now - arrivals[name])
+                answers[name] = answers.get(name, ()) + event.token_ids
+                if event.finish_reason is None:
+                    continue
+                finished[name] = now - arrivals[name]
+                if waiting:
+                    send()
+                elif held is None and len(prompts) > at_a_time:
+                    held = (num_tokens, now - started)
 
         engine = Engine(scheduler, self._executor, deliver=hear)
         started = time.perf_counter()
-        for index, prompt in enumerate(prompts):
-            engine.submit(self._request(str(index), prompt))
+        for _ in range(min(at_a_time, len(prompts))):
+            send()
         while engine.num_outstanding:
             engine.tick()
         seconds = time.perf_counter() - started
@@ -224,22 +255,30 @@ class Bench:
         if speculator is not None:
             account = speculator.ledger.account()
             variant.calibration = speculator.ledger.calibration()
-        firsts = list(first_tokens.values())
-        took = 0.0 if speculator is None else speculator.seconds
-        return Run(seconds, scheduler.stats().steps, answers, firsts, account, took)
-
-    def _request(self, name: str, prompt: Sequence[int]) -> Request:
-        params = SamplingParams(
-            temperature=self._arguments.temperature,
-            max_tokens=self._arguments.output_len,
+        return Run(
+            scheduler.stats().steps,
+            answers,
+            list(first_tokens.values()),
+            account,
+            0.0 if speculator is None else speculator.seconds,
+            held or (num_tokens, seconds),
+            list(finished.values()),
         )
-        return Request(name, prompt, params, seed=int(name), eos_token_ids=self._eos_token_ids)
 
-    def take_turns(self, prompts: Sequence[Sequence[int]], first: int = 0) -> dict[str, Run]:
+    def _request(self, index: int, prompt: Sequence[int], at_a_time: int, count: int) -> Request:
+        length = self._arguments.output_len
+        if count > at_a_time:
+            length = max(1, round(length * (0.5 + index * 0.618034 % 1.0)))
+        params = SamplingParams(temperature=self._arguments.temperature, max_tokens=length)
+        return Request(str(index), prompt, params, seed=index, eos_token_ids=self._eos_token_ids)
+
+    def take_turns(
+        self, prompts: Sequence[Sequence[int]], at_a_time: int, first: int = 0
+    ) -> dict[str, Run]:
         """A run of each variant, beginning with the `first`; all must answer alike."""
         turn = first % len(self.variants)
         order = [*self.variants[turn:], *self.variants[:turn]]
-        runs = {variant.name: self.run(variant, prompts) for variant in order}
+        runs = {variant.name: self.run(variant, prompts, at_a_time) for variant in order}
         for name, run in runs.items():
             if run.answers != runs["off"].answers:
                 raise RuntimeError(f"{name} answers otherwise than off: speculation lost tokens")
@@ -262,14 +301,15 @@ def measure(
             continue
         began = time.monotonic()
         for _ in range(arguments.warm_up):
-            bench.take_turns(bench.prompts(workload, 2, first=500))
+            bench.take_turns(bench.prompts(workload, 2, first=500), 2)
         a_request = (time.monotonic() - began) / 2  # of all variants, and more than it will be
         for count, repeat in missing:
             began = time.monotonic()
             if began + a_request * count > until:
                 return
-            prompts = bench.prompts(workload, count, first=repeat // arguments.turns * count)
-            runs = bench.take_turns(prompts, first=repeat)
+            total = count if arguments.waves == 1 else max(_LEAST_PROMPTS, arguments.waves * count)
+            prompts = bench.prompts(workload, total, first=repeat // arguments.turns * total)
+            runs = bench.take_turns(prompts, count, first=repeat)
             a_request = (time.monotonic() - began) / count
             figures = {name: run.figures() for name, run in runs.items()}
             yield Round(workload, count, repeat, figures)
@@ -282,8 +322,8 @@ def show(done: Round) -> None:
         print(
             f"{done.workload:<14}{done.requests:>9}{done.repeat:>3}  {name:<5}"
             f"{run['tok_per_s']:>9.1f}{run['tok_per_s'] / off['tok_per_s']:>8.3f}"
-            f"{run['decode_tok_per_s'] / off['decode_tok_per_s']:>8.3f}"
-            f"{run['tokens'] / run['steps']:>9.2f}{run['attempted']:>8}{share:>8.0%}"
+            f"{run['finish_mean'] / off['finish_mean']:>8.3f}"
+            f"{run['ttft_p99'] / off['ttft_p99']:>9.2f}{run['attempted']:>8}{share:>8.0%}"
             f"{run['seconds_saved']:>9.2f}{run['seconds_wasted']:>9.2f}{run['speculator_us']:>8.0f}",
             flush=True,
         )
@@ -297,6 +337,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output-len", type=int, default=128, help="most tokens of an answer")
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--turns", type=int, default=2, help="repeats of the same prompts")
+    parser.add_argument("--waves", type=int, default=2, help="times as many as run at a time")
     parser.add_argument("--warm-up", type=int, default=1, help="rounds that do not count")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--precision", default="int8")
@@ -323,15 +364,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     settings = {
         name: getattr(arguments, name)
-        for name in ("depths", "output_len", "temperature", "precision", "model", "seats", "turns")
+        for name in (
+            "depths",
+            "output_len",
+            "temperature",
+            "precision",
+            "model",
+            "seats",
+            "turns",
+            "waves",
+        )
     }
     rounds = stored(arguments.json, settings)
     bench = Bench(arguments)
     machine = describe(**settings)
     print(f"{machine}\nmodel     {bench.description}")
     print(
-        f"{'workload':<14}{'requests':>9}{'':>3}  {'':<5}{'tok/s':>9}{'/ off':>8}{'decode':>8}"
-        f"{'tok/step':>9}{'drafts':>8}{'right':>8}{'saved s':>9}{'wasted s':>9}{'us/step':>8}"
+        f"{'workload':<14}{'requests':>9}{'':>3}  {'':<5}{'tok/s':>9}{'/ off':>8}{'finish':>8}"
+        f"{'p99 1st':>9}{'drafts':>8}{'right':>8}{'saved s':>9}{'wasted s':>9}{'us/step':>8}"
     )
     for done in measure(bench, arguments, {done.key for done in rounds}):
         show(done)

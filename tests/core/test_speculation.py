@@ -12,6 +12,7 @@ from hotbatch.core import Request, Scheduler, StepPlan
 from hotbatch.core.cost_model import CostModel, StepFeatures
 from hotbatch.core.speculation import Speculator
 from hotbatch.core.speculation.acceptance import AcceptanceTable, OwnRecord, cell_of
+from hotbatch.core.speculation.guessing import Guesser
 from hotbatch.core.speculation.history import AnswerHistory
 from hotbatch.core.speculation.ledger import Ledger
 from hotbatch.core.speculation.pricing import Market
@@ -393,22 +394,34 @@ def test_a_request_that_begins_to_copy_is_found_where_many_run() -> None:
     assert len(steps) < 60 + len(text) - 20
 
 
-def test_only_matches_long_enough_to_pay_are_looked_for() -> None:
-    copyist = Copyist(machine(per_token=2e-3), max_num_seqs=32, max_num_batched_tokens=512)
-    guesser = copyist.speculator.guesser
-    needed = OwnRecord().needed_rate(0.6)
-    level = guesser.acceptance.least_level(0, False, needed)
-    assert level == 3  # by the belief, and the factor for the places' agreement
-    found = guesser._find
-    seen: set[tuple[int, int]] = set()
+def test_no_look_is_taken_while_no_match_can_be_long_enough() -> None:
+    guesser = Guesser()
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 3, 4]
+    request = make_request("r", prompt, max_tokens=40, temperature=0.0)
+    step = Step(64)
+    request.num_computed = 0
+    step.enter(request, tuple(request.tokens))
+    guesser.index_prompts(step)
+    asked: list[int] = []
+    find = guesser._find
 
     def noting(track: Any, request: Request, levels: tuple[int, int]) -> Any:
-        seen.add(levels)
-        return found(track, request, levels)
+        asked.append(len(request.tokens))
+        return find(track, request, levels)
 
     guesser._find = noting  # type: ignore[method-assign]
-    copyist.serve(*((make_request(f"r{i}", 8, max_tokens=30), range(500, 530)) for i in range(12)))
-    assert (0, 0) in seen and any(own > 0 for own, _ in seen)
+    bar = OwnRecord().chance(0.84)  # a match of 16 tokens is believed to do, one of 8 is not
+    for token_id in [*range(5, 12), *range(20, 41)]:
+        request.tokens.append(token_id)
+        request.num_computed = len(request.tokens) - 1
+        step = Step(64)
+        step.enter(request, (token_id,))
+        guesser.guess_all(step, lambda _: 9, 32, bar, bar)
+        # What is found by trial is not what this is about.
+        guesser._tracks[request].until_trial = 1000
+    # On trial, a match of less than four tokens: 13 tokens later it could be of 16. Again it is
+    # of less than four, so that it takes as long once more.
+    assert asked == [14, 14 + 13, 14 + 26]
 
 
 def test_what_a_chance_needs_is_what_makes_it() -> None:

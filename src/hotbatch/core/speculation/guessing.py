@@ -4,8 +4,8 @@ A look-up takes some ten microseconds and what is learnt from it as many again, 
 has just swept the caches. That is a small part of a step of one request and a large one of the
 price of a row where many run. So a request is looked up only if the table of acceptance and its
 own record allow a guess that is worth a row and the looking; they say how long a match must be at
-least, and a shorter one is not looked for. Where nothing long enough stands before, that is
-a matter of one look into a table.
+least, and a shorter one is not looked for. As a match grows by no more than a token each token, one
+that was short cannot be long enough for a while, in which nothing is looked up at all.
 
 What is not looked for cannot be learnt from. So now and then each request is looked up in full,
 after 1, 2, 4, ... steps as long as nothing comes of it: every step where few run, every
@@ -15,13 +15,14 @@ after 1, 2, 4, ... steps as long as nothing comes of it: every step where few ru
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import NamedTuple
 
 from hotbatch.core.request import Request
 from hotbatch.core.speculation.acceptance import ANSWERS, OWN, AcceptanceTable, OwnRecord, cell_of
 from hotbatch.core.speculation.history import AnswerHistory
 from hotbatch.core.speculation.ledger import Ledger
-from hotbatch.core.speculation.suffix_index import LEVELS, Match, RecentText, key_of
+from hotbatch.core.speculation.suffix_index import KEYED, LEVELS, Match, RecentText, key_of
 from hotbatch.core.step import Step
 
 _DEEPEST = 32  # guesses for a request in a step
@@ -31,6 +32,7 @@ _FEW = 4  # requests that may be looked up in every step
 _OWN_GENERATION = 16_384  # tokens of a request that are forgotten at once
 _MOST_OWN_TOKENS = 524_288  # of all requests that run: some 160 MB
 _NO_LEVEL = len(LEVELS)
+_LENGTHS = (*LEVELS, inf)
 
 
 class Guess(NamedTuple):
@@ -49,9 +51,20 @@ class Guess(NamedTuple):
 
 class _Track:
     """What is known of one request. `levels` are the shortest matches that may pay, in its own
-    text and in answers, at the price `bar`."""
+    text and in answers, at the price `bar`, and `needed` is the length of the shorter one. Its
+    longest match has at most `headroom` tokens more than it has tokens in all (below 0)."""
 
-    __slots__ = ("bar", "levels", "num_indexed", "pause", "record", "text", "until_trial")
+    __slots__ = (
+        "bar",
+        "headroom",
+        "levels",
+        "needed",
+        "num_indexed",
+        "pause",
+        "record",
+        "text",
+        "until_trial",
+    )
 
     def __init__(self) -> None:
         self.text = RecentText(_OWN_GENERATION)
@@ -59,6 +72,8 @@ class _Track:
         self.record = OwnRecord()
         self.bar = -1.0
         self.levels = (0, 0)
+        self.needed = 0.0
+        self.headroom = 0
         self.pause = 1  # steps until the next trial; doubles each time that nothing comes of it
         self.until_trial = 0
 
@@ -109,7 +124,7 @@ class Guesser:
             is_trial = track.until_trial <= 0
             if not is_trial:
                 track.until_trial -= 1
-                if track.levels == (_NO_LEVEL, _NO_LEVEL):
+                if len(request.tokens) + track.headroom < track.needed:
                     continue
             levels = (0, 0) if is_trial else track.levels
             guess = self._guess(place, request, track, limit_of, most, levels, least, num_expected)
@@ -127,10 +142,10 @@ class Guesser:
         is_sampled = not request.params.is_greedy
         table = self.acceptance
         track.bar = bar
-        track.levels = (
-            table.least_level(OWN, is_sampled, rate),
-            table.least_level(ANSWERS, is_sampled, rate),
-        )
+        own = table.least_level(OWN, is_sampled, rate)
+        answers = table.least_level(ANSWERS, is_sampled, rate)
+        track.levels = (own, answers)
+        track.needed = _LENGTHS[min(own, answers)]
 
     def _guess(
         self,
@@ -173,20 +188,25 @@ class Guesser:
     def _find(
         self, track: _Track, request: Request, levels: tuple[int, int]
     ) -> tuple[int, Match] | None:
-        """The longer match; the request's own text if both are as long."""
+        """The longer match that is long enough; the request's own text if both are as long."""
         own_level, answers_level = levels
         tokens = request.tokens
         key = key_of(tokens)
-        own = answers = None
-        if own_level < _NO_LEVEL:
-            own = track.text.find(tokens, own_level, key)
-        if answers_level < _NO_LEVEL:
-            # Nor is one of use that is no longer than its own.
-            least = answers_level if own is None else max(answers_level, own.level + 1)
-            answers = self.history.find(request, least, key)
-        if answers is not None:
+        least = min(own_level, answers_level)
+        own = track.text.find(tokens, least, key)
+        answers = self.history.find(request, least, key)
+        level = max(-1 if own is None else own.level, -1 if answers is None else answers.level)
+        if level < _NO_LEVEL - 1:
+            # Where none was found, tables of lesser length than `least` were not asked.
+            longest = LEVELS[level + 1 if level >= 0 else min(least, KEYED - 1)] - 1
+            track.headroom = longest - len(tokens)
+        else:
+            track.headroom = 0
+        if own is not None and own.level == level and level >= own_level:
+            return OWN, own
+        if answers is not None and answers.level >= answers_level:
             return ANSWERS, answers
-        return None if own is None else (OWN, own)
+        return (OWN, own) if own is not None and own.level >= own_level else None
 
     # Learning
 

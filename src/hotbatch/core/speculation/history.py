@@ -53,9 +53,7 @@ class AnswerHistory:
         self._pending.append((owner_of(request), text))
         self._num_pending += len(text)
 
-    def find(
-        self, request: Request, least_level: int = 0, key: int | None = None
-    ) -> Match | None:
+    def find(self, request: Request, least_level: int = 0, key: int | None = None) -> Match | None:
         """Where a request's end stood in answers to its owner; `SuffixIndex.find`."""
         text = self._texts.get(owner_of(request))
         return None if text is None else text.find(request.tokens, least_level, key)

@@ -31,8 +31,9 @@ from hotbatch.core.step import Step
 
 _USES_OF_PRICES = 8  # steps
 # Seconds that a guess takes to be found, weighed and learnt from, where the model has just swept
-# the caches; one that could earn no more is not looked for.
-_ASKING = 4e-5
+# the caches, and as much again for those that are not found; one that could earn no more is not
+# looked for.
+_ASKING = 8e-5
 
 _NONE: Mapping[int, int] = {}
 

@@ -27,7 +27,8 @@ LEVELS = (1, 2, 4, 8, 16, 32)
 SOLE, ALL, MOST, SOME = range(4)
 """How far the places agree on a token: there is one only; all of several; more than half; less."""
 
-_KEYED = 3  # levels that have a table
+KEYED = 3
+"""Levels that have a table; longer matches are found by comparing."""
 _BITS = 24  # of a token id in a key
 _MOST_PLACES = 16  # that are looked at, newest first
 _NOWHERE = -1
@@ -108,7 +109,7 @@ class SuffixIndex:
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._tables = [_Table(order) for order in LEVELS[:_KEYED]]
+        self._tables = [_Table(order) for order in LEVELS[:KEYED]]
         self._longest_order = self._tables[-1].order
         self._key = 0  # the last tokens, packed
         self._run = 0  # of these, how many since the last break
@@ -169,28 +170,28 @@ class SuffixIndex:
         """The longest match of the context's end, and where it is; None if there is none.
 
         Args:
-            least_level: of a match that is of any use.
+            least_level: tables of shorter runs are not asked. The match may be shorter still.
             key: of the context, if it was asked for already (`key_of`).
         """
         if key is None:
             key = key_of(context)
         length = len(context)
-        for level in range(_KEYED - 1, min(least_level, _KEYED - 1) - 1, -1):
+        lowest = least_level if least_level < KEYED else KEYED - 1
+        for level in range(KEYED - 1, lowest - 1, -1):
             table = self._tables[level]
             if length < table.order:
                 continue
             place = table.newest.get(key & table.mask, _NOWHERE)
             if place == _NOWHERE:
                 continue
-            if level < _KEYED - 1:
+            if level < KEYED - 1:
                 return Match(level, list(_walk(place, table)), self._tokens)
-            match = self._longest(context, place, table)
-            return match if match.level >= least_level else None
+            return self._longest(context, place, table)
         return None
 
     def _longest(self, context: Sequence[int], place: int, table: _Table) -> Match:
         """Of the places after the last four tokens, those with the longest match."""
-        ends = [context[-length:] for length in LEVELS[_KEYED:] if length <= len(context)]
+        ends = [context[-length:] for length in LEVELS[KEYED:] if length <= len(context)]
         known = self._tokens
         best, places = 0, []
         for candidate in _walk(place, table):
@@ -204,13 +205,13 @@ class SuffixIndex:
                 best, places = level, [candidate]
             elif level == best:
                 places.append(candidate)
-        return Match(_KEYED - 1 + best, places, known)
+        return Match(KEYED - 1 + best, places, known)
 
 
 def key_of(context: Sequence[int]) -> int:
     """The end of a context as the tables know it."""
     key = 0
-    for token_id in context[-LEVELS[_KEYED - 1] :]:
+    for token_id in context[-LEVELS[KEYED - 1] :]:
         key = key << _BITS | token_id
     return key
 

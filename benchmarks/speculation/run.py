@@ -47,7 +47,7 @@ from hotbatch.core.policies import full_policies
 from hotbatch.core.request import Request
 from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.core.scheduler import Scheduler
-from hotbatch.core.speculation import Account, CalibrationRow, Speculator
+from hotbatch.core.speculation import Account, CalibrationRow, Speculator, Texts
 from hotbatch.core.speculation.acceptance import AcceptanceTable
 from hotbatch.core.speculation.speculator import Drafts
 from hotbatch.core.step import Step
@@ -55,11 +55,13 @@ from hotbatch.engine.clock import MonotonicClock
 from hotbatch.engine.engine import Engine
 from hotbatch.engine.warm_up import warm_up
 from hotbatch.executor.cpu_executor import CpuExecutor
+from hotbatch.kernels import continuation
 from hotbatch.models.embedded import embedded_model_path
 from hotbatch.models.loader import load_model
 from hotbatch.text import ChatTemplate, Tokenizer
 
 BLOCK_SIZE = 16
+TEXTS = Texts(continuation.RecentText, continuation.propose)
 MAX_BATCHED_TOKENS = 512
 _LEAST_PROMPTS = 8  # where more come than run at a time
 
@@ -131,7 +133,7 @@ class Variant:
     def speculator(self) -> Timed | None:
         if self.depth == 0:
             return None
-        made = Timed(self.cost_model, self.depth)
+        made = Timed(self.cost_model, self.depth, texts=TEXTS)
         made.guesser.acceptance = self.acceptance
         return made
 

@@ -1,11 +1,12 @@
 """Guesses from text: what followed the last time, for those requests where looking may pay.
 
-A look-up takes some ten microseconds and what is learnt from it as many again, where the model
-has just swept the caches. That is a small part of a step of one request and a large one of the
-price of a row where many run. So a request is looked up only if the table of acceptance and its
-own record allow a guess that is worth a row and the looking; they say how long a match must be at
-least, and a shorter one is not looked for. As a match grows by no more than a token each token, one
-that was short cannot be long enough for a while, in which nothing is looked up at all.
+Asking a request takes some ten microseconds in all, where the model has just swept the caches,
+and more in the plain form of `continuing`. That is a small part of a step of one request and a
+large one of the price of a row where many run. So a request is looked up only if the table of
+acceptance and its own record allow a guess that is worth a row and the looking; they say how long
+a match must be at least, and a shorter one is not looked for. As a match grows by no more than a
+token each token, one that was short cannot be long enough for a while, in which nothing is looked
+up at all.
 
 What is not looked for cannot be learnt from. So now and then each request is looked up in full,
 after 1, 2, 4, ... steps as long as nothing comes of it: every step where few run, every
@@ -20,9 +21,10 @@ from typing import NamedTuple
 
 from hotbatch.core.request import Request
 from hotbatch.core.speculation.acceptance import ANSWERS, OWN, AcceptanceTable, OwnRecord, cell_of
+from hotbatch.core.speculation.continuing import PLAIN, Text, Texts
 from hotbatch.core.speculation.history import AnswerHistory
 from hotbatch.core.speculation.ledger import Ledger
-from hotbatch.core.speculation.suffix_index import KEYED, LEVELS, Match, RecentText, key_of
+from hotbatch.core.speculation.suffix_index import KEYED, LEVELS
 from hotbatch.core.step import Step
 
 _DEEPEST = 32  # guesses for a request in a step
@@ -33,6 +35,10 @@ _OWN_GENERATION = 16_384  # tokens of a request that are forgotten at once
 _MOST_OWN_TOKENS = 524_288  # of all requests that run: some 160 MB
 _NO_LEVEL = len(LEVELS)
 _LENGTHS = (*LEVELS, inf)
+_CELLS = [
+    (cell_of(OWN, is_sampled, 0, 0), cell_of(ANSWERS, is_sampled, 0, 0))
+    for is_sampled in (False, True)
+]
 
 
 class Guess(NamedTuple):
@@ -66,8 +72,8 @@ class _Track:
         "until_trial",
     )
 
-    def __init__(self) -> None:
-        self.text = RecentText(_OWN_GENERATION)
+    def __init__(self, text: Text) -> None:
+        self.text = text
         self.num_indexed = 0
         self.record = OwnRecord()
         self.bar = -1.0
@@ -81,9 +87,10 @@ class _Track:
 class Guesser:
     """Knows the texts, and how often guesses from them come true."""
 
-    def __init__(self) -> None:
+    def __init__(self, texts: Texts = PLAIN) -> None:
         self.acceptance = AcceptanceTable()
-        self.history = AnswerHistory()
+        self.history = AnswerHistory(make=texts.make)
+        self._make, self._propose = texts
         self._tracks: dict[Request, _Track] = {}
         self._num_own_tokens = 0
 
@@ -118,7 +125,7 @@ class Guesser:
                 continue
             track = tracks.get(request)
             if track is None:
-                track = tracks[request] = _Track()
+                track = tracks[request] = _Track(self._make(_OWN_GENERATION))
             if track.bar != bar:
                 self._set_levels(track, request, bar)
             is_trial = track.until_trial <= 0
@@ -162,51 +169,30 @@ class Guesser:
         num_new = len(request.tokens) - track.num_indexed
         if num_new >= _INDEXED_TOGETHER[num_expected > _FEW]:
             self._index(track, request, _INDEXED_PER_STEP)
-        found = self._find(track, request, levels)
-        if found is None:
-            return None
-        limit = min(limit_of(request), most)
-        if limit <= 0:
-            return None
-        source, match = found
-        tokens: list[int] = []
-        cells: list[int] = []
-        reach: list[float] = []
-        rates, chance_of = self.acceptance.rates, track.record.chance
-        is_sampled, ends = not request.params.is_greedy, request.stop_tokens
-        reached = 1.0
-        for token_id, level, agreement in match.continuation():
-            cell = cell_of(source, is_sampled, level, agreement)
-            reached *= chance_of(rates[cell])
-            tokens.append(token_id)
-            cells.append(cell)
-            reach.append(reached)
-            if reached < least or len(tokens) >= limit or token_id in ends:
-                break
-        return Guess(place, request, tokens, cells, reach) if tokens else None
-
-    def _find(
-        self, track: _Track, request: Request, levels: tuple[int, int]
-    ) -> tuple[int, Match] | None:
-        """The longer match that is long enough; the request's own text if both are as long."""
-        own_level, answers_level = levels
-        tokens = request.tokens
-        key = key_of(tokens)
-        least = min(own_level, answers_level)
-        own = track.text.find(tokens, least, key)
-        answers = self.history.find(request, least, key)
-        level = max(-1 if own is None else own.level, -1 if answers is None else answers.level)
+        level, proposal = self._propose(
+            track.text,
+            self.history.text_of(request),
+            request.tokens,
+            levels,
+            _CELLS[not request.params.is_greedy],
+            self.acceptance.rates,
+            track.record.factor,
+            least,
+            most,
+            request.stop_tokens,
+        )
         if level < _NO_LEVEL - 1:
-            # Where none was found, tables of lesser length than `least` were not asked.
-            longest = LEVELS[level + 1 if level >= 0 else min(least, KEYED - 1)] - 1
-            track.headroom = longest - len(tokens)
+            # Where none was found, tables of lesser length than the least were not asked.
+            longest = LEVELS[level + 1 if level >= 0 else min(*levels, KEYED - 1)] - 1
+            track.headroom = longest - len(request.tokens)
         else:
             track.headroom = 0
-        if own is not None and own.level == level and level >= own_level:
-            return OWN, own
-        if answers is not None and answers.level >= answers_level:
-            return ANSWERS, answers
-        return (OWN, own) if own is not None and own.level >= own_level else None
+        if proposal is None:
+            return None
+        limit = limit_of(request)
+        if limit < len(proposal[0]):
+            proposal = (proposal[0][:limit], proposal[1][:limit], proposal[2][:limit])
+        return Guess(place, request, *proposal) if limit > 0 else None
 
     # Learning
 
@@ -247,7 +233,7 @@ class Guesser:
             if len(planned.tokens) > 1 and request.speculate and left > 0:
                 track = self._tracks.get(request)
                 if track is None:
-                    track = self._tracks[request] = _Track()
+                    track = self._tracks[request] = _Track(self._make(_OWN_GENERATION))
                 left -= self._index(track, request, left)
 
     def _index(self, track: _Track, request: Request, num_tokens: int) -> int:
@@ -258,7 +244,7 @@ class Guesser:
         )
         if num_tokens <= 0:
             return 0
-        track.text.extend(request.tokens[start : start + num_tokens])
+        track.text.extend(request.tokens, start, start + num_tokens)
         track.num_indexed += num_tokens
         self._num_own_tokens += num_tokens
         return num_tokens

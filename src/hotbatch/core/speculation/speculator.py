@@ -7,9 +7,9 @@ the number of steps changes (speculative decoding, arXiv 2211.17192, for guesses
 distribution).
 
 Guesses come from the request's own text and from its tenant's recent answers (`guessing`, from
-`suffix_index` and `history`); how likely they are is learnt (`acceptance`), how many join a step is a matter of
-price (`pricing`). The scheduler asks once a step, when everything else has its place, and
-tells what came of it.
+`suffix_index` and `history`); how likely they are is learnt (`acceptance`), how many join a step
+is a matter of price (`pricing`). The scheduler asks once a step, when everything else has its
+place, and tells what came of it.
 
 Cost: where no guess could pay, a few predictions a step. Otherwise a microsecond for each request
 and some forty for each guess; a request is asked only where its guess could be worth that.
@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 from hotbatch.core.cost_model import CostModel
 from hotbatch.core.plan import UNKNOWN, StepPlan, StepResult
 from hotbatch.core.request import Request
+from hotbatch.core.speculation.continuing import PLAIN, Texts
 from hotbatch.core.speculation.draft_model import Candidate, DraftModel
 from hotbatch.core.speculation.guessing import Guess, Guesser
 from hotbatch.core.speculation.ledger import NEXT_TOKENS, Account, Ledger
@@ -94,6 +95,7 @@ class Speculator:
         cost_model: predicts steps; before it can tell prices nothing is guessed.
         depth: guess so many tokens for every request instead, whatever they cost; to compare.
         draft_model: what a draft model may be asked, if there is one.
+        texts: an implementation of texts; the plain one is slow.
     """
 
     def __init__(
@@ -101,9 +103,10 @@ class Speculator:
         cost_model: CostModel,
         depth: int | None = None,
         draft_model: DraftModel | None = None,
+        texts: Texts = PLAIN,
     ) -> None:
         self.ledger = Ledger()
-        self.guesser = Guesser()
+        self.guesser = Guesser(texts)
         self._model = cost_model
         self._depth = depth
         self._draft_model = draft_model

@@ -27,6 +27,8 @@ LEVELS = (1, 2, 4, 8, 16, 32)
 SOLE, ALL, MOST, SOME = range(4)
 """How far the places agree on a token: there is one only; all of several; more than half; less."""
 
+AGREEMENTS = 4
+
 KEYED = 3
 """Levels that have a table; longer matches are found by comparing."""
 _BITS = 24  # of a token id in a key
@@ -238,12 +240,15 @@ class RecentText:
     def __len__(self) -> int:
         return len(self._younger) + (len(self._older) if self._older is not None else 0)
 
-    def extend(self, token_ids: Sequence[int]) -> None:
-        room = self._generation - len(self._younger)
-        self._younger.extend(token_ids[:room])
-        if len(token_ids) > room:
-            self._older, self._younger = self._younger, SuffixIndex()
-            self.extend(token_ids[room:])
+    def extend(self, token_ids: list[int], start: int, end: int) -> None:
+        """`token_ids[start:end]` follow."""
+        end = min(end, len(token_ids))
+        while start < end:
+            if len(self._younger) >= self._generation:
+                self._older, self._younger = self._younger, SuffixIndex()
+            part = min(end, start + self._generation - len(self._younger))
+            self._younger.extend(token_ids[start:part])
+            start = part
 
     def break_off(self) -> None:
         self._younger.break_off()

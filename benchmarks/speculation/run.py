@@ -7,10 +7,10 @@
 In this process, scheduler and executor of the server without HTTP: for each workload and number
 of requests at a time, all variants take turns on the same prompts. There are `--waves` times as
 many as run at a time (and at least eight): as one ends, the next comes, and each may be half to one
-and a half times `--output-len` long, so that they do not march in step. Tokens per second count as
-long as so many run. With `--waves 1` all start at once and none follows: then the last one to end
-decides, however soon the others were done, and `finish` (the mean time until a request has its
-answer, against `off`) says what they gained. `off` guesses nothing, `on`
+and a half times `--output-len` long, so that they do not march in step. `finish` is the mean time
+from a request's arrival to its last token, against `off`. With `--waves 1` all start at once and
+none follows: then the last one to end decides about tokens per second, however soon the others
+were done, and `finish` says what they gained. `off` guesses nothing, `on`
 is what is served, `k=3` lets every request have three guesses in every step, whatever they cost;
 `k=0` is `off` once more and tells how noisy the machine is. The same prompts are run `--turns`
 times, as the least of several times is the machine's and the rest its neighbours'.
@@ -70,25 +70,25 @@ _LEAST_PROMPTS = 8  # where more come than run at a time
 class Run:
     """One variant's answers to one set of prompts. `answers` are token ids by request, and
     `first_tokens` the seconds until the first of each, counted from its arrival; `finished` are
-    those until the last. `held` are tokens and seconds until fewer ran than should."""
+    those until the last."""
 
     num_steps: int
     answers: dict[str, tuple[int, ...]]
     first_tokens: list[float]
     account: Account
     speculator_seconds: float
-    held: tuple[int, float]
+    seconds: float
     finished: list[float]
 
     def figures(self) -> dict[str, float]:
         """What is kept of it."""
-        num_tokens, seconds = self.held
+        num_tokens = sum(map(len, self.answers.values()))
         firsts = sorted(self.first_tokens)
         return {
-            "seconds": seconds,
+            "seconds": self.seconds,
             "tokens": num_tokens,
             "steps": self.num_steps,
-            "tok_per_s": num_tokens / seconds,
+            "tok_per_s": num_tokens / self.seconds,
             "finish_mean": statistics.fmean(self.finished),
             "ttft_p50": firsts[len(firsts) // 2],
             "ttft_p99": firsts[min(int(0.99 * len(firsts)), len(firsts) - 1)],
@@ -216,8 +216,6 @@ class Bench:
         arrivals: dict[str, float] = {}
         first_tokens: dict[str, float] = {}
         finished: dict[str, float] = {}
-        num_tokens = 0
-        held: tuple[int, float] | None = None
         waiting = [
             self._request(index, prompt, at_a_time, len(prompts))
             for index, prompt in enumerate(prompts)
@@ -229,12 +227,10 @@ class Bench:
             engine.submit(request)
 
         def hear(events: list[TokenEvent]) -> None:
-            nonlocal num_tokens, held
             now = time.perf_counter()
             for event in events:
                 name = event.request_id
                 assert event.error is None, event.error
-                num_tokens += len(event.token_ids)
                 if event.token_ids:
                     first_tokens.setdefault(name, now - arrivals[name])
                 answers[name] = answers.get(name, ()) + event.token_ids
@@ -243,8 +239,6 @@ class Bench:
                 finished[name] = now - arrivals[name]
                 if waiting:
                     send()
-                elif held is None and len(prompts) > at_a_time:
-                    held = (num_tokens, now - started)
 
         engine = Engine(scheduler, self._executor, deliver=hear)
         started = time.perf_counter()
@@ -263,7 +257,7 @@ class Bench:
             list(first_tokens.values()),
             account,
             0.0 if speculator is None else speculator.seconds,
-            held or (num_tokens, seconds),
+            seconds,
             list(finished.values()),
         )
 

@@ -53,10 +53,12 @@ class Copyist:
         )
         self.answers: dict[str, Sequence[int]] = {}
         self.drafts: list[dict[str, int]] = []
+        self.sizes: list[dict[str, int]] = []
         self.now = 0.0
 
     def serve(self, *requests: tuple[Request, Sequence[int]]) -> None:
-        """Run requests, each with its answer, to their end; `drafts` tells of each step."""
+        """Run requests, each with its answer, to their end; `drafts` and `sizes` tell of each
+        step."""
         for request, answer in requests:
             self.answers[request.request_id] = answer
             self.scheduler.add(request)
@@ -68,6 +70,7 @@ class Copyist:
             self.scheduler.commit(plan, result_of(plan, tokens), self.now)
             self.scheduler.check_integrity()
             self.drafts.append({p.request_id: p.num_drafts for p in plan.requests})
+            self.sizes.append({p.request_id: len(p.tokens) for p in plan.requests})
 
     def _sampled(self, name: str, by_id: dict[str, Request], plan: StepPlan) -> tuple[int, ...]:
         (planned,) = [p for p in plan.requests if p.request_id == name]
@@ -158,6 +161,21 @@ def test_a_guess_ends_with_the_stop_token() -> None:
     # Of the drafts behind each step's tokens, none goes past the end of the text.
     drafted = sum(sum(drafts.values()) for drafts in copyist.drafts)
     assert drafted <= 21
+
+
+def test_nothing_is_guessed_beside_a_part_of_a_prompt() -> None:
+    copyist = Copyist(machine(per_token=1e-4), max_num_batched_tokens=40)
+    first = make_request("first", [*TEXT, 5], max_tokens=60)
+    second = make_request("second", [*range(200, 320), 5], max_tokens=60)
+    copyist.serve((first, [*TEXT, *TEXT][:60]), (second, [*range(200, 260)]))
+    seen = {"beside": 0, "later": 0}
+    prompt_left = len(TEXT) + 1 + 121
+    for drafts, tokens in zip(copyist.drafts, copyist.sizes, strict=True):
+        kind = "beside" if prompt_left > 0 else "later"
+        seen[kind] += sum(drafts.values())
+        prompt_left -= sum(tokens.values())
+    assert seen["beside"] == 0
+    assert seen["later"] > 60
 
 
 def test_a_fixed_depth_guesses_at_any_price() -> None:

@@ -11,6 +11,10 @@ Guesses come from the request's own text and from its tenant's recent answers (`
 is a matter of price (`pricing`). The scheduler asks once a step, when everything else has its
 place, and tells what came of it.
 
+Where a part of a prompt is computed, nothing is guessed: somebody waits for a first token, whom
+guesses would delay, and there a row costs its full time. Nor does it pay: those who decode beside
+it would end sooner, so that fewer are left with whom the next prompts share their steps.
+
 Cost: where no guess could pay, a few predictions a step. Otherwise a microsecond for each request
 and some forty for each guess; a request is asked only where its guess could be worth that.
 """
@@ -124,7 +128,9 @@ class Speculator:
             return ()
         if step.num_tokens != step.num_decodes:
             self.guesser.index_prompts(step)
-        if not step.num_decodes or (self._depth is None and _is_behind(step, num_expected)):
+            if self._depth is None:
+                return ()
+        if not step.num_decodes:
             return ()
         market = self._market(step, num_expected)
         if self._depth is not None:
@@ -233,15 +239,6 @@ class Speculator:
             counts.append(min(len(guess.tokens), left))
             left -= counts[-1]
         return counts
-
-
-def _is_behind(step: Step, num_expected: int) -> bool:
-    """More prompts wait than this step computes.
-
-    Guesses would let those who decode end sooner, and so leave fewer beside whom the prompts are
-    computed, in smaller parts and more steps: the whole would take longer.
-    """
-    return step.num_tokens > step.num_decodes and num_expected > len(step.planned)
 
 
 def _dues(step: Step) -> list[float]:

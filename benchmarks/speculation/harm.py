@@ -172,7 +172,7 @@ async def crowd(url: str, arguments: argparse.Namespace, rate: float | None, see
 def measure_real(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     with ExitStack() as stack:
-        options = ["--max-waiting-requests", "100000", *arguments.serve_options]
+        options = arguments.serve_options
         urls = {
             "off": stack.enter_context(serving(["--no-speculate", *options])),
             "on": stack.enter_context(serving(["--speculate", *options])),

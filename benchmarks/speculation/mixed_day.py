@@ -17,8 +17,8 @@ For each part of the day and kind of client: requests that were asked for and se
 the mean seconds that one took, `took`. The gain is off's seconds over on's, per kind, and their
 geometric mean over the kinds, as no kind is worth more than another.
 
-`--real` runs one part of the day after the other on two servers in turn, over HTTP, with clients of
-the same kinds and real text.
+`--real` runs a day on a server that does not guess and then the same on one that does, over HTTP,
+with clients of the same kinds and real text.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from virtual_world import CLIENTS, Asked, World
 
 MACHINES = {"cpu": cpu, "h200": h200}
 KINDS = tuple(CLIENTS)
+_ON = ["--speculate", "--prefix-eviction", "return-time"]  # of the real server
 
 
 def kinds_of(count: int) -> list[str]:
@@ -68,19 +69,8 @@ def virtual_day(
         tenant = f"{kind}-{number // 10}"
         return lambda: CLIENTS[kind](world, seed * 1000 + number, tenant, lambda: end)
 
-    for part, count in enumerate(parts):
-        for number, kind in enumerate(kinds_of(count)):
-            # Who was there before stays.
-            if part and number_in(parts[part - 1], kind) > place_of(count, number):
-                continue
-            last = part
-            while last + 1 < len(parts) and number_in(parts[last + 1], kind) > place_of(
-                count, number
-            ):
-                last += 1
-            begin = part * seconds + 0.05 * number
-            action = enter(kind, place_of(count, number), (last + 1) * seconds)
-            world.run.at(begin, action)
+    for kind, number, first, last in presence(parts):
+        world.run.at(first * seconds + 0.05 * number, enter(kind, number, (last + 1) * seconds))
     world.run.run()
     world.scheduler.check_integrity()
     return [
@@ -88,14 +78,20 @@ def virtual_day(
     ], world
 
 
-def number_in(count: int, kind: str) -> int:
-    return kinds_of(count).count(kind)
-
-
-def place_of(count: int, number: int) -> int:
-    """Which of its kind a client is."""
-    kinds = kinds_of(count)
-    return kinds[:number].count(kinds[number])
+def presence(parts: Sequence[int]) -> list[tuple[str, int, int, int]]:
+    """Kind, number among its kind, and first and last part of the day of each client. Who was
+    there before stays as long as there are as many of its kind."""
+    clients = []
+    counts = [kinds_of(count) for count in parts]
+    for part, kinds in enumerate(counts):
+        for kind in KINDS:
+            before = counts[part - 1].count(kind) if part else 0
+            for number in range(before, kinds.count(kind)):
+                last = part
+                while last + 1 < len(parts) and counts[last + 1].count(kind) > number:
+                    last += 1
+                clients.append((kind, number, part, last))
+    return clients
 
 
 def figures(parts: Sequence[Sequence[Asked]]) -> list[dict[str, Any]]:
@@ -174,8 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from real_day import real_day
 
         sides = {
-            "off": figures(real_day(arguments, False)),
-            "on": figures(real_day(arguments, True)),
+            "off": figures(real_day(arguments, presence, ["--no-speculate"])),
+            "on": figures(real_day(arguments, presence, _ON)),
         }
         record.append(show(0, sides, arguments))
     for seed in () if arguments.real else arguments.seeds:

@@ -387,7 +387,7 @@ class ReturnOrder:
 
     def _weight(self, depth: float) -> float:
         """How much what a block costs counts, with `depth` blocks before it."""
-        return self._cost.relative(depth * self._block_size) ** _COST_WEIGHT
+        return float(self._cost.relative(depth * self._block_size) ** _COST_WEIGHT)
 
     # Time
 

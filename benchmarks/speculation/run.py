@@ -2,10 +2,15 @@
 
     python benchmarks/speculation/run.py [--concurrency 1,2,4,8,16,32,64] [--output-len 128]
         [--depths 1,2,3,5,8] [--workloads "edit code,chat"] [--repeats 4] [--turns 2]
-        [--temperature 0] [--precision int8] [--seats 64] [--minutes 4] [--json FILE]
+        [--waves 2] [--temperature 0] [--precision int8] [--seats 64] [--minutes 4] [--json FILE]
 
 In this process, scheduler and executor of the server without HTTP: for each workload and number
-of requests at a time, all variants take turns on the same prompts. `off` guesses nothing, `on`
+of requests at a time, all variants take turns on the same prompts. There are `--waves` times as
+many as run at a time (and at least eight): as one ends, the next comes, and each may be half to one
+and a half times `--output-len` long, so that they do not march in step. `finish` is the mean time
+from a request's arrival to its last token, against `off`. With `--waves 1` all start at once and
+none follows: then the last one to end decides about tokens per second, however soon the others
+were done, and `finish` says what they gained. `off` guesses nothing, `on`
 is what is served, `k=3` lets every request have three guesses in every step, whatever they cost;
 `k=0` is `off` once more and tells how noisy the machine is. The same prompts are run `--turns`
 times, as the least of several times is the machine's and the rest its neighbours'.
@@ -22,9 +27,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -36,48 +42,54 @@ from workloads import WORKLOADS
 
 from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.cost_model import CostModel
-from hotbatch.core.plan import TokenEvent
+from hotbatch.core.plan import StepPlan, StepResult, TokenEvent
 from hotbatch.core.policies import full_policies
 from hotbatch.core.request import Request
 from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.core.scheduler import Scheduler
-from hotbatch.core.speculation import Account, CalibrationRow, Speculator
+from hotbatch.core.speculation import Account, CalibrationRow, Speculator, Texts
 from hotbatch.core.speculation.acceptance import AcceptanceTable
+from hotbatch.core.speculation.speculator import Drafts
+from hotbatch.core.step import Step
 from hotbatch.engine.clock import MonotonicClock
 from hotbatch.engine.engine import Engine
 from hotbatch.engine.warm_up import warm_up
 from hotbatch.executor.cpu_executor import CpuExecutor
+from hotbatch.kernels import continuation
 from hotbatch.models.embedded import embedded_model_path
 from hotbatch.models.loader import load_model
 from hotbatch.text import ChatTemplate, Tokenizer
 
 BLOCK_SIZE = 16
+TEXTS = Texts(continuation.RecentText, continuation.propose)
 MAX_BATCHED_TOKENS = 512
+_LEAST_PROMPTS = 8  # where more come than run at a time
 
 
 @dataclass(frozen=True)
 class Run:
     """One variant's answers to one set of prompts. `answers` are token ids by request, and
-    `first_tokens` the seconds until the first of each."""
+    `first_tokens` the seconds until the first of each, counted from its arrival; `finished` are
+    those until the last."""
 
-    seconds: float
     num_steps: int
     answers: dict[str, tuple[int, ...]]
     first_tokens: list[float]
     account: Account
+    speculator_seconds: float
+    seconds: float
+    finished: list[float]
 
     def figures(self) -> dict[str, float]:
-        """What is kept of it. The rate of decoding counts from the last first token on, up to
-        which prompts are computed: it is the one of a single stream, and says little of many."""
+        """What is kept of it."""
         num_tokens = sum(map(len, self.answers.values()))
         firsts = sorted(self.first_tokens)
-        late = num_tokens - len(self.answers)
         return {
             "seconds": self.seconds,
             "tokens": num_tokens,
             "steps": self.num_steps,
             "tok_per_s": num_tokens / self.seconds,
-            "decode_tok_per_s": late / max(1e-9, self.seconds - firsts[-1]),
+            "finish_mean": statistics.fmean(self.finished),
             "ttft_p50": firsts[len(firsts) // 2],
             "ttft_p99": firsts[min(int(0.99 * len(firsts)), len(firsts) - 1)],
             "attempted": self.account.attempted,
@@ -85,7 +97,27 @@ class Run:
             "seconds_spent": self.account.seconds_spent,
             "seconds_saved": self.account.seconds_saved,
             "seconds_wasted": self.account.seconds_wasted,
+            "speculator_us": 1e6 * self.speculator_seconds / self.num_steps,
         }
+
+
+class Timed(Speculator):
+    """A speculator that knows how long it took. Its timer takes less than a microsecond a step."""
+
+    seconds = 0.0
+
+    def draft(
+        self, step: Step, num_expected: int, limit_of: Callable[[Request], int], now: float
+    ) -> Sequence[Drafts]:
+        began = time.perf_counter()
+        drafts = super().draft(step, num_expected, limit_of, now)
+        self.seconds += time.perf_counter() - began
+        return drafts
+
+    def settle(self, plan: StepPlan, result: StepResult) -> None:
+        began = time.perf_counter()
+        super().settle(plan, result)
+        self.seconds += time.perf_counter() - began
 
 
 @dataclass
@@ -98,11 +130,11 @@ class Variant:
     acceptance: AcceptanceTable = field(default_factory=AcceptanceTable)
     calibration: list[CalibrationRow] = field(default_factory=list)
 
-    def speculator(self) -> Speculator | None:
+    def speculator(self) -> Timed | None:
         if self.depth == 0:
             return None
-        made = Speculator(self.cost_model, self.depth)
-        made.acceptance = self.acceptance
+        made = Timed(self.cost_model, self.depth, texts=TEXTS)
+        made.guesser.acceptance = self.acceptance
         return made
 
 
@@ -168,8 +200,9 @@ class Bench:
             for text in texts
         ]
 
-    def run(self, variant: Variant, prompts: Sequence[Sequence[int]]) -> Run:
-        """All prompts at once, to the end of each answer, on a cache that knows nothing."""
+    def run(self, variant: Variant, prompts: Sequence[Sequence[int]], at_a_time: int) -> Run:
+        """All prompts, so many at a time, to the end of each answer, on a cache that knows
+        nothing."""
         config = SchedulerConfig(
             num_blocks=self._num_blocks,
             block_size=BLOCK_SIZE,
@@ -180,20 +213,37 @@ class Bench:
         speculator = variant.speculator()
         scheduler = Scheduler(config, full_policies(), variant.cost_model, speculator)
         answers: dict[str, tuple[int, ...]] = {}
+        arrivals: dict[str, float] = {}
         first_tokens: dict[str, float] = {}
+        finished: dict[str, float] = {}
+        waiting = [
+            self._request(index, prompt, at_a_time, len(prompts))
+            for index, prompt in enumerate(prompts)
+        ][::-1]
+
+        def send() -> None:
+            request = waiting.pop()
+            arrivals[request.request_id] = time.perf_counter()
+            engine.submit(request)
 
         def hear(events: list[TokenEvent]) -> None:
             now = time.perf_counter()
             for event in events:
+                name = event.request_id
                 assert event.error is None, event.error
                 if event.token_ids:
-                    first_tokens.setdefault(event.request_id, now - started)
-                answers[event.request_id] = answers.get(event.request_id, ()) + event.token_ids
+                    first_tokens.setdefault(name, now - arrivals[name])
+                answers[name] = answers.get(name, ()) + event.token_ids
+                if event.finish_reason is None:
+                    continue
+                finished[name] = now - arrivals[name]
+                if waiting:
+                    send()
 
         engine = Engine(scheduler, self._executor, deliver=hear)
         started = time.perf_counter()
-        for index, prompt in enumerate(prompts):
-            engine.submit(self._request(str(index), prompt))
+        for _ in range(min(at_a_time, len(prompts))):
+            send()
         while engine.num_outstanding:
             engine.tick()
         seconds = time.perf_counter() - started
@@ -201,21 +251,30 @@ class Bench:
         if speculator is not None:
             account = speculator.ledger.account()
             variant.calibration = speculator.ledger.calibration()
-        firsts = list(first_tokens.values())
-        return Run(seconds, scheduler.stats().steps, answers, firsts, account)
-
-    def _request(self, name: str, prompt: Sequence[int]) -> Request:
-        params = SamplingParams(
-            temperature=self._arguments.temperature,
-            max_tokens=self._arguments.output_len,
+        return Run(
+            scheduler.stats().steps,
+            answers,
+            list(first_tokens.values()),
+            account,
+            0.0 if speculator is None else speculator.seconds,
+            seconds,
+            list(finished.values()),
         )
-        return Request(name, prompt, params, seed=int(name), eos_token_ids=self._eos_token_ids)
 
-    def take_turns(self, prompts: Sequence[Sequence[int]], first: int = 0) -> dict[str, Run]:
+    def _request(self, index: int, prompt: Sequence[int], at_a_time: int, count: int) -> Request:
+        length = self._arguments.output_len
+        if count > at_a_time:
+            length = max(1, round(length * (0.5 + index * 0.618034 % 1.0)))
+        params = SamplingParams(temperature=self._arguments.temperature, max_tokens=length)
+        return Request(str(index), prompt, params, seed=index, eos_token_ids=self._eos_token_ids)
+
+    def take_turns(
+        self, prompts: Sequence[Sequence[int]], at_a_time: int, first: int = 0
+    ) -> dict[str, Run]:
         """A run of each variant, beginning with the `first`; all must answer alike."""
         turn = first % len(self.variants)
         order = [*self.variants[turn:], *self.variants[:turn]]
-        runs = {variant.name: self.run(variant, prompts) for variant in order}
+        runs = {variant.name: self.run(variant, prompts, at_a_time) for variant in order}
         for name, run in runs.items():
             if run.answers != runs["off"].answers:
                 raise RuntimeError(f"{name} answers otherwise than off: speculation lost tokens")
@@ -238,14 +297,15 @@ def measure(
             continue
         began = time.monotonic()
         for _ in range(arguments.warm_up):
-            bench.take_turns(bench.prompts(workload, 2, first=500))
+            bench.take_turns(bench.prompts(workload, 2, first=500), 2)
         a_request = (time.monotonic() - began) / 2  # of all variants, and more than it will be
         for count, repeat in missing:
             began = time.monotonic()
             if began + a_request * count > until:
                 return
-            prompts = bench.prompts(workload, count, first=repeat // arguments.turns * count)
-            runs = bench.take_turns(prompts, first=repeat)
+            total = count if arguments.waves == 1 else max(_LEAST_PROMPTS, arguments.waves * count)
+            prompts = bench.prompts(workload, total, first=repeat // arguments.turns * total)
+            runs = bench.take_turns(prompts, count, first=repeat)
             a_request = (time.monotonic() - began) / count
             figures = {name: run.figures() for name, run in runs.items()}
             yield Round(workload, count, repeat, figures)
@@ -258,9 +318,9 @@ def show(done: Round) -> None:
         print(
             f"{done.workload:<14}{done.requests:>9}{done.repeat:>3}  {name:<5}"
             f"{run['tok_per_s']:>9.1f}{run['tok_per_s'] / off['tok_per_s']:>8.3f}"
-            f"{run['decode_tok_per_s'] / off['decode_tok_per_s']:>8.3f}"
-            f"{run['tokens'] / run['steps']:>9.2f}{run['attempted']:>8}{share:>8.0%}"
-            f"{run['seconds_saved']:>9.2f}{run['seconds_wasted']:>9.2f}",
+            f"{run['finish_mean'] / off['finish_mean']:>8.3f}"
+            f"{run['ttft_p99'] / off['ttft_p99']:>9.2f}{run['attempted']:>8}{share:>8.0%}"
+            f"{run['seconds_saved']:>9.2f}{run['seconds_wasted']:>9.2f}{run['speculator_us']:>8.0f}",
             flush=True,
         )
 
@@ -273,6 +333,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output-len", type=int, default=128, help="most tokens of an answer")
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--turns", type=int, default=2, help="repeats of the same prompts")
+    parser.add_argument("--waves", type=int, default=2, help="times as many as run at a time")
     parser.add_argument("--warm-up", type=int, default=1, help="rounds that do not count")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--precision", default="int8")
@@ -299,15 +360,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     settings = {
         name: getattr(arguments, name)
-        for name in ("depths", "output_len", "temperature", "precision", "model", "seats", "turns")
+        for name in (
+            "depths",
+            "output_len",
+            "temperature",
+            "precision",
+            "model",
+            "seats",
+            "turns",
+            "waves",
+        )
     }
     rounds = stored(arguments.json, settings)
     bench = Bench(arguments)
     machine = describe(**settings)
     print(f"{machine}\nmodel     {bench.description}")
     print(
-        f"{'workload':<14}{'requests':>9}{'':>3}  {'':<5}{'tok/s':>9}{'/ off':>8}{'decode':>8}"
-        f"{'tok/step':>9}{'drafts':>8}{'right':>8}{'saved s':>9}{'wasted s':>9}"
+        f"{'workload':<14}{'requests':>9}{'':>3}  {'':<5}{'tok/s':>9}{'/ off':>8}{'finish':>8}"
+        f"{'p99 1st':>9}{'drafts':>8}{'right':>8}{'saved s':>9}{'wasted s':>9}{'us/step':>8}"
     )
     for done in measure(bench, arguments, {done.key for done in rounds}):
         show(done)

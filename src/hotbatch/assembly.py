@@ -17,7 +17,7 @@ from hotbatch.core.errors import InvalidRequestError, OptionError
 from hotbatch.core.policies import Policies, full_policies
 from hotbatch.core.scheduler import Scheduler
 from hotbatch.core.service_class import LatencyTargets, ServiceClass
-from hotbatch.core.speculation import AheadBook, DraftModel, Speculator
+from hotbatch.core.speculation import AheadBook, DraftModel, Speculator, Texts
 from hotbatch.draft_model import join, load_draft_model, num_draft_blocks
 from hotbatch.engine.clock import MonotonicClock
 from hotbatch.engine.engine import Engine
@@ -29,6 +29,7 @@ from hotbatch.executor.kv_sizing import (
     kv_bytes_per_token,
 )
 from hotbatch.executor.nvml import DeviceFigures, read_device
+from hotbatch.kernels import continuation
 from hotbatch.models.embedded import EMBEDDED_MODEL_NAME, embedded_model_path
 from hotbatch.models.loader import LoadedModel, load_model
 from hotbatch.options import EVERY_DISTANCE, EngineOptions, flag_of
@@ -430,7 +431,10 @@ def _scheduler(
     if not options.speculate:
         return Scheduler(config, policies, cost_model)
     distances = options.speculate_on or EVERY_DISTANCE
-    drafter = Speculator(cost_model, draft_model=draft_model) if distances.tokens else None
+    drafter = None
+    if distances.tokens:
+        texts = Texts(continuation.RecentText, continuation.propose)
+        drafter = Speculator(cost_model, draft_model=draft_model, texts=texts)
     ahead = AheadBook() if distances.requests else None
     return Scheduler(config, policies, cost_model, drafter, ahead)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from core_factories import EOS, make_config, make_request, must_plan, result_of
@@ -11,10 +12,11 @@ from hotbatch.core import Request, Scheduler, StepPlan
 from hotbatch.core.cost_model import CostModel, StepFeatures
 from hotbatch.core.speculation import Speculator
 from hotbatch.core.speculation.acceptance import AcceptanceTable, OwnRecord, cell_of
+from hotbatch.core.speculation.guessing import Guesser
 from hotbatch.core.speculation.history import AnswerHistory
 from hotbatch.core.speculation.ledger import Ledger
 from hotbatch.core.speculation.pricing import Market
-from hotbatch.core.speculation.suffix_index import SOLE
+from hotbatch.core.speculation.suffix_index import LEVELS, MOST, SOLE
 from hotbatch.core.step import Step
 
 
@@ -51,10 +53,12 @@ class Copyist:
         )
         self.answers: dict[str, Sequence[int]] = {}
         self.drafts: list[dict[str, int]] = []
+        self.sizes: list[dict[str, int]] = []
         self.now = 0.0
 
     def serve(self, *requests: tuple[Request, Sequence[int]]) -> None:
-        """Run requests, each with its answer, to their end; `drafts` tells of each step."""
+        """Run requests, each with its answer, to their end; `drafts` and `sizes` tell of each
+        step."""
         for request, answer in requests:
             self.answers[request.request_id] = answer
             self.scheduler.add(request)
@@ -66,6 +70,7 @@ class Copyist:
             self.scheduler.commit(plan, result_of(plan, tokens), self.now)
             self.scheduler.check_integrity()
             self.drafts.append({p.request_id: p.num_drafts for p in plan.requests})
+            self.sizes.append({p.request_id: len(p.tokens) for p in plan.requests})
 
     def _sampled(self, name: str, by_id: dict[str, Request], plan: StepPlan) -> tuple[int, ...]:
         (planned,) = [p for p in plan.requests if p.request_id == name]
@@ -145,7 +150,7 @@ def test_who_opts_out_is_neither_guessed_for_nor_from() -> None:
         request.speculate = False
         copyist.serve((request, TEXT[:30]))
     assert not any(sum(drafts.values()) for drafts in copyist.drafts)
-    assert copyist.speculator.history.num_pending == 0
+    assert copyist.speculator.guesser.history.num_pending == 0
 
 
 def test_a_guess_ends_with_the_stop_token() -> None:
@@ -156,6 +161,21 @@ def test_a_guess_ends_with_the_stop_token() -> None:
     # Of the drafts behind each step's tokens, none goes past the end of the text.
     drafted = sum(sum(drafts.values()) for drafts in copyist.drafts)
     assert drafted <= 21
+
+
+def test_nothing_is_guessed_beside_a_part_of_a_prompt() -> None:
+    copyist = Copyist(machine(per_token=1e-4), max_num_batched_tokens=40)
+    first = make_request("first", [*TEXT, 5], max_tokens=60)
+    second = make_request("second", [*range(200, 320), 5], max_tokens=60)
+    copyist.serve((first, [*TEXT, *TEXT][:60]), (second, [*range(200, 260)]))
+    seen = {"beside": 0, "later": 0}
+    prompt_left = len(TEXT) + 1 + 121
+    for drafts, tokens in zip(copyist.drafts, copyist.sizes, strict=True):
+        kind = "beside" if prompt_left > 0 else "later"
+        seen[kind] += sum(drafts.values())
+        prompt_left -= sum(tokens.values())
+    assert seen["beside"] == 0
+    assert seen["later"] > 60
 
 
 def test_a_fixed_depth_guesses_at_any_price() -> None:
@@ -329,8 +349,8 @@ def test_the_history_is_bounded_and_forgets_the_tenant_unheard_of_for_longest() 
         history.remember(answered(f"r{turn}", f"tenant {turn % 4}", 60))
         history.catch_up(10_000)
         assert len(history) <= 250
-    assert history.find(answered("x", "tenant 3", 10)) is not None
-    assert history.find(answered("x", "tenant 0", 10)) is None
+    assert history.text_of(answered("x", "tenant 3", 10)) is not None
+    assert history.text_of(answered("x", "tenant 0", 10)) is None
 
 
 def test_answers_are_indexed_bit_by_bit() -> None:
@@ -349,25 +369,90 @@ def test_nothing_of_a_request_is_kept_after_its_end() -> None:
         *((make_request(f"r{i}", [*TEXT, i], max_tokens=30), TEXT[i : i + 30]) for i in range(4))
     )
     speculator = copyist.speculator
-    assert not speculator._tracks and not speculator._pending
-    assert speculator._num_own_tokens == 0
+    assert not speculator.guesser._tracks and not speculator._pending
+    assert speculator.guesser.num_own_tokens == 0
+
+
+def count_lookups(guesser: Guesser) -> list[int]:
+    """The lengths of those that are looked up, in a list that grows."""
+    asked: list[int] = []
+    propose = guesser._propose
+
+    def counting(own: object, answers: object, tokens: list[int], *rest: Any) -> Any:
+        asked.append(len(tokens))
+        return propose(own, answers, tokens, *rest)
+
+    guesser._propose = counting
+    return asked
 
 
 def test_those_whose_guesses_do_not_pay_are_asked_less_often_where_many_run() -> None:
     copyist = Copyist(machine(per_token=4e-3), max_num_seqs=32, max_num_batched_tokens=512)
-    asked = 0
-    find = copyist.speculator._find
-
-    def counting(track: object, request: Request) -> object:
-        nonlocal asked
-        asked += 1
-        return find(track, request)  # type: ignore[arg-type]
-
-    copyist.speculator._find = counting  # type: ignore[assignment, method-assign]
+    asked = count_lookups(copyist.speculator.guesser)
     copyist.serve(
         *(
             (make_request(f"r{i}", 8, max_tokens=60), range(500 + 60 * i, 560 + 60 * i))
             for i in range(24)
         )
     )
-    assert asked < 24 * 60 / 3
+    assert len(asked) < 24 * 60 / 6
+    assert len(asked) >= 24 * 2, "all are tried now and then"
+
+
+def test_a_request_that_begins_to_copy_is_found_where_many_run() -> None:
+    copyist = Copyist(machine(per_token=1e-4), max_num_seqs=32, max_num_batched_tokens=512)
+    text = list(range(1000, 1080))
+    others = [
+        (make_request(f"r{i}", 8, max_tokens=140), range(5000 + 140 * i, 5140 + 140 * i))
+        for i in range(15)
+    ]
+    late = make_request("late", [*text, 7], max_tokens=140)
+    copyist.serve((late, [*range(3000, 3060), *text]), *others)
+    steps = [drafts for drafts in copyist.drafts if "late" in drafts]
+    assert len(steps) < 60 + len(text) - 20
+
+
+def test_no_look_is_taken_while_no_match_can_be_long_enough() -> None:
+    guesser = Guesser()
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 3, 4]
+    request = make_request("r", prompt, max_tokens=40, temperature=0.0)
+    step = Step(64)
+    request.num_computed = 0
+    step.enter(request, tuple(request.tokens))
+    guesser.index_prompts(step)
+    asked = count_lookups(guesser)
+    bar = OwnRecord().chance(0.84)  # a match of 16 tokens is believed to do, one of 8 is not
+    for token_id in [*range(5, 12), *range(20, 41)]:
+        request.tokens.append(token_id)
+        request.num_computed = len(request.tokens) - 1
+        step = Step(64)
+        step.enter(request, (token_id,))
+        guesser.guess_all(step, lambda _: 9, 32, bar, bar)
+        # What is found by trial is not what this is about.
+        guesser._tracks[request].until_trial = 1000
+    # On trial, a match of less than four tokens: 13 tokens later it could be of 16. Again it is
+    # of less than four, so that it takes as long once more.
+    assert asked == [14, 14 + 13, 14 + 26]
+
+
+def test_what_a_chance_needs_is_what_makes_it() -> None:
+    for results in ((), (True,) * 8, (False,) * 5, (True, False, True)):
+        record = OwnRecord()
+        for is_right in results:
+            record.note(0.5, is_right)
+        for chance in (0.1, 0.5, 0.9):
+            assert record.chance(record.needed_rate(chance)) == pytest.approx(chance, abs=0.01)
+
+
+def test_the_least_level_is_the_shortest_match_with_a_cell_as_good() -> None:
+    table = AcceptanceTable()
+    assert table.least_level(0, False, 0.0) == 0
+    assert table.least_level(0, False, 0.99) == len(LEVELS)
+    cell = cell_of(0, False, 1, MOST)
+    for _ in range(300):
+        table.note(cell, True)
+    assert table.least_level(0, False, 0.9) == 1
+    assert table.least_level(1, False, 0.9) == 5
+    for _ in range(300):
+        table.note(cell, False)
+    assert table.least_level(0, False, 0.9) == 5

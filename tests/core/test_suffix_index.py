@@ -111,9 +111,9 @@ def test_the_match_grows_with_what_is_guessed() -> None:
 
 def test_recent_text_forgets_what_is_old() -> None:
     recent = RecentText(generation=10)
-    recent.extend([1, 2, 3, 4, 5])
+    recent.extend([1, 2, 3, 4, 5], 0, 5)
     for start in range(100, 140, 4):
-        recent.extend(range(start, start + 4))
+        recent.extend(list(range(start, start + 4)), 0, 4)
         assert len(recent) <= 20
     assert recent.find([1, 2, 3, 4]) is None
     match = recent.find([130, 131])
@@ -122,8 +122,8 @@ def test_recent_text_forgets_what_is_old() -> None:
 
 def test_the_longer_match_of_both_generations_is_taken() -> None:
     recent = RecentText(generation=6)
-    recent.extend([1, 2, 3, 4, 5, 6])
-    recent.extend([9, 4, 7])
+    recent.extend([1, 2, 3, 4, 5, 6], 0, 6)
+    recent.extend([9, 4, 7], 0, 3)
     match = recent.find([1, 2, 3, 4])
     assert match is not None and next(match.continuation()).token_id == 5
     match = recent.find([0, 4])

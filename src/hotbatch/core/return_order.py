@@ -1,9 +1,9 @@
-"""Keeps cached prefixes by what they are likely to save: chance of return times recompute cost.
+"""Keeps cached prefixes by what they are likely to save: chance of return and recompute cost.
 
 The blocks that become unreferenced when a request ends are a *chain*: the part of a prefix that
 nobody else uses, kept for one conversation. A chain is worth
 
-    return rate (chance per second held, `return_times`) x recompute cost of a block
+    return rate (chance per second held, `return_times`) x root of the recompute cost of a block
 
 and the chain of least worth gives up its last block, so that what stays can still be found. A
 rate holds for all chains of a class (tenant, number of turns) that ended about equally long ago;
@@ -49,6 +49,10 @@ _MOST_REMEMBERED = 16_384  # conversations, with their blocks or without
 _SOON = 1.0  # chance that what a request in service gave up is wanted within its present age
 _FORKS = 3  # conversations that went on from a block, after which it is nobody's own
 _SHARED = -1
+# At 1, seconds in all would count alone: long conversations are kept at the expense of the many
+# short ones, whose first tokens come later where memory nearly suffices, and more blocks are missed
+# in all. At 0, nobody would know that a deep block is dear.
+_COST_WEIGHT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +248,7 @@ class ReturnOrder:
         if chain is None:
             return False
         rate = chain.tables[0].rates[chain.age]
-        worth = rate * self._cost.relative(len(keys) * self._block_size)
+        worth = rate * self._weight(len(keys))
         return worth > min((entry[0] for entry in self._heap[:1]), default=0.0)
 
     def _awaited(self, keys: Sequence[bytes]) -> _Chain | None:
@@ -379,7 +383,11 @@ class ReturnOrder:
             return 0.0
         rate = chain.tables[0].rates[chain.age] if chain.tables else _SOON / BORDERS[chain.age + 1]
         middle = self._index[self._last_block(chain)] - chain.num_blocks / 2
-        return rate * self._cost.relative(max(0.0, middle) * self._block_size)
+        return rate * self._weight(max(0.0, middle))
+
+    def _weight(self, depth: float) -> float:
+        """How much what a block costs counts, with `depth` blocks before it."""
+        return float(self._cost.relative(depth * self._block_size) ** _COST_WEIGHT)
 
     # Time
 

@@ -127,12 +127,22 @@ class ReturnTable:
         self.hazards = [
             (returned + _DOUBT * belief) / (at_risk + _DOUBT)
             for returned, at_risk, belief in zip(
-                self._returned, self._at_risk, believed, strict=True
+                _smoothed(self._returned), _smoothed(self._at_risk), believed, strict=True
             )
         ]
         self.rates, self.chances = _rates_of(self.hazards)
         self._news = 0.0
         self.version += 1
+
+
+def _smoothed(counts: list[float]) -> list[float]:
+    """Each with a quarter of its neighbours: gaps have no edges at the borders of bins, but the
+    best rate over all `T` would find those that chance makes."""
+    padded = [counts[0], *counts, counts[-1]]
+    return [
+        (before + 2.0 * count + after) / 4.0
+        for before, count, after in zip(padded[:-2], padded[1:-1], padded[2:], strict=True)
+    ]
 
 
 def _rates_of(hazards: list[float]) -> tuple[list[float], list[float]]:

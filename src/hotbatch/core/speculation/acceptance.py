@@ -11,13 +11,14 @@ instead tells as much.
 
 from __future__ import annotations
 
-from hotbatch.core.speculation.suffix_index import LEVELS
+from math import inf
+
+from hotbatch.core.speculation.suffix_index import AGREEMENTS, LEVELS
 
 OWN, ANSWERS, MODEL = range(3)
 """Where a guess is from: the request's own text, answers to others, a draft model."""
 
 _SOURCES = 3
-_AGREEMENTS = 4
 _BELIEF = (0.12, 0.25, 0.5, 0.7, 0.85, 0.92)  # of the first token, by level, as a start
 _TRUST = (0.9, 1.0, 0.75, 0.4)  # times that, by agreement
 _SAMPLED = 0.6  # times that, where tokens are drawn at a temperature
@@ -31,7 +32,14 @@ _OWN_MEMORY = 0.95  # what is left of its record after each guess
 
 def cell_of(source: int, is_sampled: bool, level: int, agreement: int) -> int:
     """The number of a cell."""
-    return ((source * 2 + is_sampled) * len(LEVELS) + level) * _AGREEMENTS + agreement
+    return ((source * 2 + is_sampled) * len(LEVELS) + level) * AGREEMENTS + agreement
+
+
+def chance_of(rate: float, factor: float) -> float:
+    """The table's rate for a request that does `factor` times as well as expected: failures are
+    scaled where that is better."""
+    chance = rate * factor if factor <= 1.0 else 1.0 - (1.0 - rate) / factor
+    return min(max(chance, _LEAST), _MOST)
 
 
 class AcceptanceTable:
@@ -46,11 +54,26 @@ class AcceptanceTable:
             for trust in _TRUST
         ]
         self._weights = [_DOUBT] * len(self.rates)
+        # Of each level, whatever its places agree on.
+        self._best = [
+            max(self.rates[first : first + AGREEMENTS])
+            for first in range(0, len(self.rates), AGREEMENTS)
+        ]
 
     def note(self, cell: int, is_right: bool) -> None:
         weight = min(self._weights[cell] + 1.0, _MEMORY)
         self._weights[cell] = weight
         self.rates[cell] += (is_right - self.rates[cell]) / weight
+        first = cell - cell % AGREEMENTS
+        self._best[cell // AGREEMENTS] = max(self.rates[first : first + AGREEMENTS])
+
+    def least_level(self, source: int, is_sampled: bool, rate: float) -> int:
+        """The shortest match whose guess may have this rate; `len(LEVELS)` if none may."""
+        first = (source * 2 + is_sampled) * len(LEVELS)
+        for level in range(len(LEVELS)):
+            if self._best[first + level] >= rate:
+                return level
+        return len(LEVELS)
 
 
 class OwnRecord:
@@ -70,7 +93,12 @@ class OwnRecord:
         self.factor = (self._right + _OWN_DOUBT) / (self._expected + _OWN_DOUBT)
 
     def chance(self, rate: float) -> float:
-        """The table's rate, shifted: failures are scaled where it does better than expected."""
+        """The table's rate, shifted by the record."""
+        return chance_of(rate, self.factor)
+
+    def needed_rate(self, chance: float) -> float:
+        """The least rate in the table from which this chance is made."""
+        if chance > _MOST:
+            return inf
         factor = self.factor
-        chance = rate * factor if factor <= 1.0 else 1.0 - (1.0 - rate) / factor
-        return min(max(chance, _LEAST), _MOST)
+        return chance / factor if factor <= 1.0 else 1.0 - (1.0 - chance) * factor

@@ -8,10 +8,10 @@ bounded: the tenant that was not heard of for longest is forgotten first.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from hotbatch.core.request import Request
-from hotbatch.core.speculation.suffix_index import Match, RecentText
+from hotbatch.core.speculation.continuing import PLAIN, Text
 
 Owner = tuple[str, str | None]  # tenant and cache salt
 
@@ -29,11 +29,17 @@ def owner_of(request: Request) -> Owner:
 class AnswerHistory:
     """Recent answers by owner."""
 
-    def __init__(self, generation: int = _GENERATION, most_tokens: int = _MOST_TOKENS) -> None:
+    def __init__(
+        self,
+        generation: int = _GENERATION,
+        most_tokens: int = _MOST_TOKENS,
+        make: Callable[[int], Text] = PLAIN.make,
+    ) -> None:
+        self._make = make
         self._generation = generation
         self._most_tokens = most_tokens
-        self._texts: OrderedDict[Owner, RecentText] = OrderedDict()
-        self._pending: deque[tuple[Owner, Sequence[int]]] = deque()
+        self._texts: OrderedDict[Owner, Text] = OrderedDict()
+        self._pending: deque[tuple[Owner, list[int]]] = deque()
         self._num_pending = 0
         self._num_tokens = 0
 
@@ -53,9 +59,9 @@ class AnswerHistory:
         self._pending.append((owner_of(request), text))
         self._num_pending += len(text)
 
-    def find(self, request: Request) -> Match | None:
-        text = self._texts.get(owner_of(request))
-        return None if text is None else text.find(request.tokens)
+    def text_of(self, request: Request) -> Text | None:
+        """What was answered to its owner."""
+        return self._texts.get((request.tenant, request.cache_salt))
 
     def catch_up(self, num_tokens: int) -> None:
         """Index up to `num_tokens` of what is pending."""
@@ -68,14 +74,14 @@ class AnswerHistory:
             if rest:
                 self._pending.appendleft((owner, rest))
 
-    def _enter(self, owner: Owner, part: Sequence[int], is_whole: bool) -> None:
+    def _enter(self, owner: Owner, part: list[int], is_whole: bool) -> None:
         text = self._texts.get(owner)
         if text is None:
-            text = self._texts[owner] = RecentText(self._generation)
+            text = self._texts[owner] = self._make(self._generation)
         else:
             self._texts.move_to_end(owner)
         self._num_tokens -= len(text)
-        text.extend(part)
+        text.extend(part, 0, len(part))
         if is_whole:
             text.break_off()
         self._num_tokens += len(text)

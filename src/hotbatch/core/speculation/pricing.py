@@ -96,9 +96,12 @@ class Market:
         alone = self._alone + other_seconds
         needed = 1.0 + _LEAST_GAIN + _UNCERTAINTY * min(1.0, self.num_decodes / _LARGE)
         best, best_rate = 0, needed / self.seconds_a_token
-        for number, chance in enumerate(chances[: self._most], start=1):
+        chances = chances[: self._most]
+        self.added_seconds(len(chances))
+        added = self._added
+        for number, chance in enumerate(chances, start=1):
             earned += chance
-            rate = earned / (alone + self.added_seconds(number))
+            rate = earned / (alone + added[number - 1])
             if rate > best_rate and self.is_in_time(number, latest, other_seconds):
                 best, best_rate = number, rate
             elif number - best >= _PATIENCE:

@@ -6,14 +6,17 @@ first guess that differs; so the output is what it would have been without guess
 the number of steps changes (speculative decoding, arXiv 2211.17192, for guesses without a
 distribution).
 
-Guesses come from the request's own text and from its tenant's recent answers (`suffix_index`,
-`history`); how likely they are is learnt (`acceptance`), how many join a step is a matter of
-price (`pricing`). The scheduler asks once a step, when everything else has its place, and
-tells what came of it.
+Guesses come from the request's own text and from its tenant's recent answers (`guessing`, from
+`suffix_index` and `history`); how likely they are is learnt (`acceptance`), how many join a step
+is a matter of price (`pricing`). The scheduler asks once a step, when everything else has its
+place, and tells what came of it.
 
-Cost: where no guess could pay, a few predictions a step. Otherwise about ten microseconds for
-each request that is asked, and where many run, those whose guesses did not pay are asked less
-and less often.
+Where a part of a prompt is computed, nothing is guessed: somebody waits for a first token, whom
+guesses would delay, and there a row costs its full time. Nor does it pay: those who decode beside
+it would end sooner, so that fewer are left with whom the next prompts share their steps.
+
+Cost: where no guess could pay, a few predictions a step. Otherwise a microsecond for each request
+and some forty for each guess; a request is asked only where its guess could be worth that.
 """
 
 from __future__ import annotations
@@ -24,20 +27,18 @@ from typing import NamedTuple, Protocol
 from hotbatch.core.cost_model import CostModel
 from hotbatch.core.plan import UNKNOWN, StepPlan, StepResult
 from hotbatch.core.request import Request
-from hotbatch.core.speculation.acceptance import ANSWERS, OWN, AcceptanceTable, OwnRecord, cell_of
+from hotbatch.core.speculation.continuing import PLAIN, Texts
 from hotbatch.core.speculation.draft_model import Candidate, DraftModel
-from hotbatch.core.speculation.history import AnswerHistory
+from hotbatch.core.speculation.guessing import Guess, Guesser
 from hotbatch.core.speculation.ledger import NEXT_TOKENS, Account, Ledger
 from hotbatch.core.speculation.pricing import Market
-from hotbatch.core.speculation.suffix_index import Match, RecentText
 from hotbatch.core.step import Step
 
-_DEEPEST = 32  # guesses for a request in a step
-_INDEXED_PER_STEP = 512  # tokens of all texts; half a millisecond
 _USES_OF_PRICES = 8  # steps
-_INDEXED_TOGETHER = 4  # tokens of a request's output, as each time costs
-_OWN_GENERATION = 16_384  # tokens of a request that are forgotten at once
-_MOST_OWN_TOKENS = 524_288  # of all requests that run: some 160 MB
+# Seconds that a guess takes to be found, weighed and learnt from, where the model has just swept
+# the caches, and as much again for those that are not found; one that could earn no more is not
+# looked for.
+_ASKING = 8e-5
 
 _NONE: Mapping[int, int] = {}
 
@@ -80,39 +81,13 @@ class Drafter(Protocol):
         ...
 
 
-class _Guess(NamedTuple):
-    """The guessed next tokens of the request at `place` in the step; all lists run parallel.
-
-    `cells` say where the table has the chance of each, given that the tokens before are right;
-    `reach` is the chance of all up to there, with the request's own record.
-    """
-
-    place: int
-    request: Request
-    tokens: list[int]
-    cells: list[int]
-    reach: list[float]
-
-
-class _Track:
-    """What is known of one request."""
-
-    __slots__ = ("num_indexed", "pause", "pauses_left", "record", "text")
-
-    def __init__(self) -> None:
-        self.text = RecentText(_OWN_GENERATION)
-        self.num_indexed = 0
-        self.record = OwnRecord()
-        self.pause = 1  # steps to leave it out when its guesses do not pay; doubles each time
-        self.pauses_left = 0
-
-
 class _Pending(NamedTuple):
     """What a step in flight will tell about. `by_model` are the requests of
     `StepPlan.model_drafts`, in that order."""
 
-    guesses: list[_Guess]
+    guesses: list[Guess]
     by_model: list[Request]
+    num_drafts: int
     seconds_spent: float
     seconds_a_token: float
 
@@ -124,6 +99,7 @@ class Speculator:
         cost_model: predicts steps; before it can tell prices nothing is guessed.
         depth: guess so many tokens for every request instead, whatever they cost; to compare.
         draft_model: what a draft model may be asked, if there is one.
+        texts: an implementation of texts; the plain one is slow.
     """
 
     def __init__(
@@ -131,15 +107,13 @@ class Speculator:
         cost_model: CostModel,
         depth: int | None = None,
         draft_model: DraftModel | None = None,
+        texts: Texts = PLAIN,
     ) -> None:
         self.ledger = Ledger()
-        self.acceptance = AcceptanceTable()
-        self.history = AnswerHistory()
+        self.guesser = Guesser(texts)
         self._model = cost_model
         self._depth = depth
         self._draft_model = draft_model
-        self._tracks: dict[Request, _Track] = {}
-        self._num_own_tokens = 0
         self._last_market: Market | None = None
         self._kind: tuple[int, ...] = ()  # of the step that those prices are for
         self._num_uses = 0
@@ -152,20 +126,27 @@ class Speculator:
         self._asked = None
         if step.budget <= 0 or not self._model.can_price_rows:
             return ()
-        left = self._index_prompts(step)
-        if not step.num_decodes or (self._depth is None and _is_behind(step, num_expected)):
+        if step.num_tokens != step.num_decodes:
+            self.guesser.index_prompts(step)
+            if self._depth is None:
+                return ()
+        if not step.num_decodes:
             return ()
         market = self._market(step, num_expected)
-        if market.is_closed and self._depth is None:
-            return ()
-        least = market.least_chance if self._depth is None else 0.0
-        guesses = self._guess_all(step, num_expected, limit_of, least, left)
         if self._depth is not None:
+            guesses = self.guesser.guess_all(step, limit_of, num_expected, 0.0, 0.0, self._depth)
             return self._ask(market, step, guesses, self._take_all(step, guesses))
+        if market.is_closed:
+            return ()
+        least = market.least_chance
+        bar = least + _ASKING / market.seconds_a_token
+        guesses = self.guesser.guess_all(step, limit_of, num_expected, bar, least)
+        if not guesses and self._draft_model is None:
+            return ()
         latest = market.latest_end(_dues(step), now)
         if self._draft_model is not None:
             taken = self._draft_model.draft(
-                market, self.acceptance, _candidates(step, limit_of, guesses), step, latest
+                market, self.guesser.acceptance, _candidates(step, limit_of, guesses), step, latest
             )
             if taken is not None:
                 counts = [taken.others.get(guess.place, 0) for guess in guesses]
@@ -191,7 +172,7 @@ class Speculator:
         self,
         market: Market,
         step: Step,
-        guesses: list[_Guess],
+        guesses: list[Guess],
         counts: Sequence[int],
         by_model: Mapping[int, int] = _NONE,
     ) -> list[Drafts]:
@@ -199,7 +180,7 @@ class Speculator:
         num_drafts = sum(counts) + sum(by_model.values())
         spent = market.added_seconds(num_drafts) + step.draft_seconds
         requests = [step.requests[draft.place] for draft in step.model_drafts]
-        self._asked = _Pending(guesses, requests, spent, market.seconds_a_token)
+        self._asked = _Pending(guesses, requests, num_drafts, spent, market.seconds_a_token)
         drafts = [
             (guess.place, tuple(guess.tokens[:count]))
             for guess, count in zip(guesses, counts, strict=True)
@@ -215,16 +196,21 @@ class Speculator:
             self._asked = None
 
     def settle(self, plan: StepPlan, result: StepResult) -> None:
-        self.history.catch_up(_INDEXED_PER_STEP)
+        guesser = self.guesser
+        guesser.catch_up()
         pending = self._pending.pop(plan.step_id, None)
         if pending is None:
             return
         for guess in pending.guesses:
             outcome = result.requests[guess.place]
             if outcome.error is None:
-                self._learn(guess, outcome.token_ids)
+                guesser.learn(guess, outcome.token_ids, self.ledger)
         if self._draft_model is not None:
-            self._draft_model.settle(plan, result, pending.by_model, self.acceptance, self.ledger)
+            self._draft_model.settle(
+                plan, result, pending.by_model, guesser.acceptance, self.ledger
+            )
+        if not (pending.num_drafts or pending.by_model):
+            return
         attempted = accepted = 0
         for planned, outcome in zip(plan.requests, result.requests, strict=True):
             if planned.num_drafts and outcome.token_ids:
@@ -241,80 +227,11 @@ class Speculator:
         return {NEXT_TOKENS: self.ledger.account()}
 
     def end(self, request: Request) -> None:
-        track = self._tracks.pop(request, None)
-        if track is not None:
-            self._num_own_tokens -= track.num_indexed
+        self.guesser.end(request)
         if self._draft_model is not None:
             self._draft_model.end(request)
-        if request.speculate:
-            self.history.remember(request)
 
-    # Guessing
-
-    def _guess_all(
-        self,
-        step: Step,
-        num_expected: int,
-        limit_of: Callable[[Request], int],
-        least: float,
-        num_to_index: int,
-    ) -> list[_Guess]:
-        """Guesses of the decodes of a step that may pay, and of those asked now and then."""
-        guesses = []
-        for index, planned in enumerate(step.planned):
-            if planned.sample is None or len(planned.tokens) != 1:
-                continue
-            request = step.requests[index]
-            if not request.speculate:
-                continue
-            track = self._track(request)
-            if track.pauses_left > 0:
-                track.pauses_left -= 1
-                continue
-            limit = min(limit_of(request), self._depth or _DEEPEST)
-            if limit <= 0:
-                continue
-            if len(request.tokens) - track.num_indexed >= _INDEXED_TOGETHER:
-                num_to_index -= self._index(track, request, num_to_index)
-            guess = self._guess(index, request, track, limit, least)
-            if guess is not None:
-                guesses.append(guess)
-            self._note_interest(track, guess, least, num_expected)
-        return guesses
-
-    def _guess(
-        self, index: int, request: Request, track: _Track, limit: int, least: float
-    ) -> _Guess | None:
-        """The likeliest next tokens, as far as their chance is at least `least`, and one more."""
-        found = self._find(track, request)
-        if found is None:
-            return None
-        source, match = found
-        tokens: list[int] = []
-        cells: list[int] = []
-        reach: list[float] = []
-        rates, chance_of = self.acceptance.rates, track.record.chance
-        is_sampled, ends = not request.params.is_greedy, request.stop_tokens
-        reached = 1.0
-        for token_id, level, agreement in match.continuation():
-            cell = cell_of(source, is_sampled, level, agreement)
-            reached *= chance_of(rates[cell])
-            tokens.append(token_id)
-            cells.append(cell)
-            reach.append(reached)
-            if reached < least or len(tokens) >= limit or token_id in ends:
-                break
-        return _Guess(index, request, tokens, cells, reach) if tokens else None
-
-    def _find(self, track: _Track, request: Request) -> tuple[int, Match] | None:
-        """The longer match; the request's own text if both are as long."""
-        own = track.text.find(request.tokens)
-        answers = self.history.find(request)
-        if own is not None and (answers is None or own.level >= answers.level):
-            return OWN, own
-        return None if answers is None else (ANSWERS, answers)
-
-    def _take_all(self, step: Step, guesses: Sequence[_Guess]) -> list[int]:
+    def _take_all(self, step: Step, guesses: Sequence[Guess]) -> list[int]:
         """As many tokens of each guess as the budget holds, whatever they cost."""
         left = step.budget
         counts = []
@@ -322,74 +239,6 @@ class Speculator:
             counts.append(min(len(guess.tokens), left))
             left -= counts[-1]
         return counts
-
-    def _note_interest(
-        self, track: _Track, guess: _Guess | None, least: float, num_expected: int
-    ) -> None:
-        """Where many run, ask those whose guesses cannot pay after 1, 2, 4, ... more steps."""
-        if guess is not None and guess.reach[0] >= least:
-            track.pause = 1
-            return
-        track.pauses_left = min(track.pause, num_expected // 2)
-        track.pause = min(2 * track.pause, 16)
-
-    # Learning
-
-    def _learn(self, guess: _Guess, token_ids: Sequence[int]) -> None:
-        """Compare with what came, up to the first that differs; past the end of the drafts one
-        more token is known."""
-        track = self._tracks.get(guess.request)
-        before = 1.0
-        for token_id, guessed, cell, reach in zip(
-            token_ids, guess.tokens, guess.cells, guess.reach, strict=False
-        ):
-            is_right = token_id == guessed
-            if track is not None:
-                track.record.note(self.acceptance.rates[cell], is_right)
-            self.acceptance.note(cell, is_right)
-            self.ledger.note_chance(reach / before, is_right)
-            if not is_right:
-                return
-            before = reach
-
-    def _track(self, request: Request) -> _Track:
-        track = self._tracks.get(request)
-        if track is None:
-            track = self._tracks[request] = _Track()
-        return track
-
-    def _index_prompts(self, step: Step) -> int:
-        """Index what is known of prompts while they are computed; returns the tokens that may
-        still be indexed in this step."""
-        left = _INDEXED_PER_STEP
-        if step.num_tokens == step.num_decodes:
-            return left
-        for request, planned in zip(step.requests, step.planned, strict=True):
-            if len(planned.tokens) > 1 and request.speculate and left > 0:
-                left -= self._index(self._track(request), request, left)
-        return left
-
-    def _index(self, track: _Track, request: Request, num_tokens: int) -> int:
-        """Index at most so many tokens more of a request's text; returns how many."""
-        start = track.num_indexed
-        num_tokens = min(
-            num_tokens, len(request.tokens) - start, _MOST_OWN_TOKENS - self._num_own_tokens
-        )
-        if num_tokens <= 0:
-            return 0
-        track.text.extend(request.tokens[start : start + num_tokens])
-        track.num_indexed += num_tokens
-        self._num_own_tokens += num_tokens
-        return num_tokens
-
-
-def _is_behind(step: Step, num_expected: int) -> bool:
-    """More prompts wait than this step computes.
-
-    Guesses would let those who decode end sooner, and so leave fewer beside whom the prompts are
-    computed, in smaller parts and more steps: the whole would take longer.
-    """
-    return step.num_tokens > step.num_decodes and num_expected > len(step.planned)
 
 
 def _dues(step: Step) -> list[float]:
@@ -401,7 +250,7 @@ def _dues(step: Step) -> list[float]:
     ]
 
 
-def _take(market: Market, guesses: Sequence[_Guess], latest: float) -> list[int]:
+def _take(market: Market, guesses: Sequence[Guess], latest: float) -> list[int]:
     """How many tokens of each guess are verified."""
     counts = [0] * len(guesses)
     least = market.least_chance
@@ -420,7 +269,7 @@ def _take(market: Market, guesses: Sequence[_Guess], latest: float) -> list[int]
 
 
 def _candidates(
-    step: Step, limit_of: Callable[[Request], int], guesses: Sequence[_Guess]
+    step: Step, limit_of: Callable[[Request], int], guesses: Sequence[Guess]
 ) -> list[Candidate]:
     """The decodes of a step that a draft model may guess for."""
     reach = {guess.place: guess.reach for guess in guesses}

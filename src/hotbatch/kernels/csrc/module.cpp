@@ -12,6 +12,7 @@ namespace hotbatch {
 
 void bind_kernels(nb::module_& m);
 void bind_ceiling(nb::module_& m);
+void bind_continuation(nb::module_& m);
 KvLayout layout_of(const std::string& dtype, int kv_heads, int head_dim, int block_size);
 
 namespace {
@@ -209,6 +210,7 @@ likewise the log-probability and the top log-probabilities.)")
 
   bind_kernels(m);
   bind_ceiling(m);
+  bind_continuation(m);
 }
 
 }  // namespace hotbatch

@@ -325,11 +325,21 @@ def test_features_are_those_of_the_plan_drafts_included() -> None:
         assert model.observed[-1][0] == StepFeatures.of_plan(plan)
 
 
-def test_the_longest_gap_beside_a_long_prompt_is_short_with_a_model_that_has_to_learn() -> None:
+@pytest.mark.parametrize("ttft", [None, 1.3])
+def test_the_longest_gap_beside_a_long_prompt_is_short_with_a_model_that_has_to_learn(
+    ttft: float | None,
+) -> None:
+    """Also where its first token was promised as soon as it can come alone: 1.2 s."""
     model = CostModel()
     for _ in range(5):
         scheduler = Scheduler(
-            SchedulerConfig(num_blocks=1000, max_model_len=6000), full_policies(), model
+            SchedulerConfig(
+                num_blocks=1000,
+                max_model_len=6000,
+                targets={STANDARD: LatencyTargets(ttft=ttft)},
+            ),
+            full_policies(),
+            model,
         )
         executor = SimulatedExecutor(
             num_blocks=1000,

@@ -32,6 +32,7 @@ _LIGHT_STRETCH = 1.3  # of a step of light tenants' decodes alone: theirs wait n
 _LEAST_CHUNK = 16  # tokens of prompts in a step, however little slack there is
 _LEAST_GENTLE_CHUNK = 4  # the same where prompts should not be felt
 _PACE = 0.9  # of the tightest target for tokens: a step of those that are behind it
+_COURTEOUS = 2.0  # times its time alone, that a long prompt takes so that others do not feel it
 _HOPELESS = 2.0  # times that target, without any prompt: it cannot be kept, whatever is done
 _BRIEF = 0.02  # seconds that a step may always take while somebody of a higher class may come
 _SHARING = 1.1  # times the time that prompts take alone, in steps of theirs: some end, and decode
@@ -191,7 +192,10 @@ class StepClock:
         size = self._model.largest_chunk(self._step, start, num_uncomputed, seconds)
         size = max(size, self._least(_LEAST_GENTLE_CHUNK, num_uncomputed))
         left = len(request.tokens) - request.num_computed
-        if size < 1 or self._now + seconds * left / size > request.due:
+        # No scheduler makes it shorter than it is alone, and others must not pay for that.
+        whole = self._model.prompt_seconds(0, request.num_prompt, request.num_prompt)
+        due = max(request.due, request.arrival + _COURTEOUS * whole)
+        if size < 1 or self._now + seconds * left / size > due:
             return None
         return size
 

@@ -192,9 +192,12 @@ class StepClock:
         size = self._model.largest_chunk(self._step, start, num_uncomputed, seconds)
         size = max(size, self._least(_LEAST_GENTLE_CHUNK, num_uncomputed))
         left = len(request.tokens) - request.num_computed
-        # No scheduler makes it shorter than it is alone, and others must not pay for that.
-        whole = self._model.prompt_seconds(0, request.num_prompt, request.num_prompt)
-        due = max(request.due, request.arrival + _COURTEOUS * whole)
+        due = request.due
+        if request.targets.ttft is None:
+            # No scheduler makes it shorter than it is alone, and others must not pay for what is
+            # promised to all of its class.
+            whole = self._model.prompt_seconds(0, request.num_prompt, request.num_prompt)
+            due = max(due, request.arrival + _COURTEOUS * whole)
         if size < 1 or self._now + seconds * left / size > due:
             return None
         return size

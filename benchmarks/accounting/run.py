@@ -1,7 +1,7 @@
 """Do the accounts of time add up, and are steps predicted well? On the real engine, mixed load.
 
-    python benchmarks/accounting/run.py [--seconds 40] [--seed 0] [--precision auto] [--speculate]
-        [--json out.json]
+    python benchmarks/accounting/run.py [--seconds 12] [--runs 3] [--seed 0] [--precision auto]
+        [--speculate] [--json out.json]
 
 The engine and the model run in this process, with what is known of the machine from earlier
 starts as `hotbatch serve` has it. Reported are
@@ -10,9 +10,13 @@ starts as `hotbatch serve` has it. Reported are
   agree within 2 %, and no part may be negative;
 - the predicted time of every step, made before the step ran, against the measured one: median
   error below 8 %, 95th percentile below 20 %, over all steps and by kind of step; and the share
-  of steps that took longer than the time that 19 of 20 should keep: 3 to 7 %.
+  of steps that took longer than the time that 19 of 20 should keep: 3 to 7 %;
+- the kinds of steps that were predicted worst, and how many of the steps that were off by more
+  than 20 % lacked processor time: the machine did something else meanwhile, which nobody predicts.
 
-Exits with 1 if an aim is missed. `--json` keeps every step, for work on the cost model.
+Several runs, each with other requests; a percentage must keep its aim in the median of them, as
+one run may have met a busy neighbour. Exits with 1 if an aim is missed. `--json` keeps every step,
+for work on the cost model.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +44,7 @@ from hotbatch.options import EngineOptions
 
 MOST_APART = 0.02  # of wall time
 MOST_MEDIAN, MOST_P95 = 0.08, 0.20  # relative errors
+LACKING = 0.9  # of the usual processor time: something else ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,7 @@ class Step:
     predicted: float
     safe: float  # that 19 of 20 such steps were thought to keep
     seconds: float
+    cores: float  # processor time of this process in the step, over its time
 
     @property
     def error(self) -> float:
@@ -78,8 +84,12 @@ class Watched:
     def run(self, plan: StepPlan) -> StepResult:
         mix = StepMix.of_plan(plan)
         predicted, safe = self._model.predict(mix.all), self._model.predict_p95(mix.all)
+        began, used = time.perf_counter(), time.process_time()
         result = self._executor.run(plan)
-        self.steps.append(Step(mix.all, mix.decode.num_tokens, predicted, safe, result.seconds))
+        cores = (time.process_time() - used) / (time.perf_counter() - began)
+        self.steps.append(
+            Step(mix.all, mix.decode.num_tokens, predicted, safe, result.seconds, cores)
+        )
         return result
 
     def close(self) -> None:
@@ -103,6 +113,32 @@ def table_of_steps(steps: Sequence[Step]) -> str:
             f"{kind:12}{len(chosen):>8}{sum(step.seconds for step in chosen):>9.1f}"
             f"{quantile(errors, 0.5):>9.1%}{quantile(errors, 0.95):>8.1%}{kept:>12.1%}"
         )
+    return "\n".join(lines)
+
+
+def size_of(step: Step) -> str:
+    """Its kind, with its tokens to the next power of two."""
+    return f"{step.kind}, up to {1 << (step.features.num_tokens - 1).bit_length()} tokens"
+
+
+def table_of_worst(steps: Sequence[Step]) -> str:
+    """The five sizes of steps with most of the steps that were off by more than the aim."""
+    off: dict[str, list[Step]] = {}
+    for step in steps:
+        if step.error > MOST_P95:
+            off.setdefault(size_of(step), []).append(step)
+    worst = sorted(off.items(), key=lambda item: -len(item[1]))[:5]
+    num_off = sum(map(len, off.values()))
+    lines = [f"{num_off} of {len(steps)} steps off by more than 20 %; the most frequent kinds:"]
+    usual = quantile([step.cores for step in steps], 0.5)
+    for name, group in worst:
+        count = sum(size_of(step) == name for step in steps)
+        slow = sum(step.seconds > step.predicted for step in group)
+        lines.append(f"  {name:34}{len(group):>5} of {count:<6}{slow:>3} of them slower")
+    robbed = sum(step.cores < LACKING * usual for group in off.values() for step in group)
+    lines.append(
+        f"  {robbed} of the {num_off} had less than {LACKING:.0%} of the usual {usual:.2f} cores"
+    )
     return "\n".join(lines)
 
 
@@ -161,29 +197,36 @@ def play(parts: Assembly, seconds: float, seed: int) -> Played:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=40.0, help="of arrivals")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of arrivals, of a run")
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--speculate", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(argv)
-    parts = assemble(EngineOptions(precision=arguments.precision, speculate=arguments.speculate))
-    print(describe(seconds=arguments.seconds, seed=arguments.seed))
-    print(f"{parts.name}: {parts.info.description}\n")
-    try:
-        played = play(parts, arguments.seconds, arguments.seed)
-    finally:
-        parts.close()
-    steps, before, after, wall = played.steps, played.before, played.after, played.wall
-    print(f"{table_of_causes(before, after, wall)}\n\n{table_of_steps(steps)}\n")
+    print(describe(seconds=arguments.seconds, runs=arguments.runs, seed=arguments.seed))
+    runs = []
+    for run in range(arguments.runs):
+        options = EngineOptions(precision=arguments.precision, speculate=arguments.speculate)
+        parts = assemble(options)
+        print(f"\nrun {run + 1}: {parts.name}: {parts.info.description}\n")
+        try:
+            played = play(parts, arguments.seconds, arguments.seed + run)
+        finally:
+            parts.close()
+        runs.append(played)
+        print(f"{table_of_causes(played.before, played.after, played.wall)}\n")
+        print(f"{table_of_steps(played.steps)}\n\n{table_of_worst(played.steps)}", flush=True)
     if arguments.json:
         rows = [
-            (*step.features, step.num_decode, step.predicted, step.safe, step.seconds)
-            for step in steps
+            (*step.features, step.num_decode, step.predicted, step.safe, step.seconds, step.cores)
+            for played in runs
+            for step in played.steps
         ]
         arguments.json.write_text(json.dumps(rows), encoding="utf-8")
     missed = False
-    for aim in aims_of(played):
+    print()
+    for aim in aims_of(runs):
         missed |= not aim.is_met
         print(f"{'met' if aim.is_met else 'MISSED':8}{aim.text}")
     return int(missed)
@@ -195,20 +238,43 @@ class Aim:
     is_met: bool
 
 
-def aims_of(played: Played) -> list[Aim]:
-    steps = played.steps
-    errors = [step.error for step in steps]
-    apart = abs(attributed(played.before, played.after) - played.wall) / played.wall
-    median, p95 = quantile(errors, 0.5), quantile(errors, 0.95)
-    late = sum(step.seconds > step.safe for step in steps) / len(steps)
-    negative = len(negative_parts(played.accounts))
+def aims_of(runs: Sequence[Played]) -> list[Aim]:
+    """Percentages in the median of the runs; what must never be, over all of them."""
+
+    def aim(text: str, values: Sequence[float], is_met: Callable[[float], bool]) -> Aim:
+        middle = quantile(values, 0.5)
+        each = f"; of each run {', '.join(f'{value:.1%}' for value in values)}"
+        return Aim(f"{text}: {middle:.2%}{each if len(values) > 1 else ''}", is_met(middle))
+
+    errors = [[step.error for step in played.steps] for played in runs]
+    apart = [
+        abs(attributed(played.before, played.after) - played.wall) / played.wall for played in runs
+    ]
+    late = [
+        sum(step.seconds > step.safe for step in played.steps) / len(played.steps)
+        for played in runs
+    ]
+    negative = sum(len(negative_parts(played.accounts)) for played in runs)
+    failed = sum(played.num_errors for played in runs)
     return [
-        Aim(f"attributed against wall time: {apart:.2%} apart (2 %)", apart <= MOST_APART),
-        Aim(f"median error of predicted steps: {median:.1%} (8 %)", median < MOST_MEDIAN),
-        Aim(f"95th percentile of the errors: {p95:.1%} (20 %)", p95 < MOST_P95),
-        Aim(f"steps beyond their predicted p95: {late:.1%} (5 +- 2 %)", abs(late - 0.05) <= 0.02),
+        aim("attributed against wall time (2 %)", apart, lambda value: value <= MOST_APART),
+        aim(
+            "median error of predicted steps (8 %)",
+            [quantile(run, 0.5) for run in errors],
+            lambda value: value < MOST_MEDIAN,
+        ),
+        aim(
+            "95th percentile of the errors (20 %)",
+            [quantile(run, 0.95) for run in errors],
+            lambda value: value < MOST_P95,
+        ),
+        aim(
+            "steps beyond their predicted p95 (5 +- 2 %)",
+            late,
+            lambda value: abs(value - 0.05) <= 0.02,
+        ),
         Aim(f"parts below zero: {negative}", negative == 0),
-        Aim(f"requests that failed: {played.num_errors}", played.num_errors == 0),
+        Aim(f"requests that failed: {failed}", failed == 0),
     ]
 
 

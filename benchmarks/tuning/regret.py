@@ -1,8 +1,8 @@
 """What tuning and the online loops lose against the best fixed setting, known in hindsight.
 
     python benchmarks/tuning/regret.py [--workloads chat,documents,bursts] [--count 200]
-        [--ttft-slo 1000] [--tpot-slo 100] [--seed 1] [--measure] [--json out.json]
-    python benchmarks/tuning/regret.py --real --workloads chat [--loads 0.9,1.2] [--seconds 20]
+        [--ttft-slo 1000] [--tpot-slo 100] [--seed 1] [--measure] [--json found.json]
+    python benchmarks/tuning/regret.py --real found.json [--loads 0.9,1.2] [--seconds 20]
 
 In virtual time, with a fitted model of the machine, so every run has the same result. For each
 workload `tune`'s search finds a setting on one piece of the traffic; another piece, which the
@@ -20,8 +20,8 @@ Exits with 1 if one is missed. Besides: the best single pair with the loops, and
 tuned for nothing, which shows what the loops do without any search.
 
 --measure fits the model to this machine now instead of taking the curve of docs/performance.md.
---real plays the tuned setting, the best fixed one of each kind, and first-come batching as vLLM
-has it by default to the real engine, in turn at each load.
+--real plays what an earlier run found (its tuned setting, the best of the grid, the best fixed
+one, and first-come batching as vLLM has it by default) to the real engine, in turn at each load.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import asdict, astuple, dataclass, replace
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -164,15 +164,19 @@ class Outcome:
     def relative(self, settings: Settings) -> float:
         return self.figures[settings].goodput / self.most
 
-    def table(self) -> str:
-        rows = [
+    @property
+    def ways(self) -> list[tuple[str, Settings]]:
+        """Those that are shown, each with its name."""
+        return [
             ("tuned", self.tuned),
             ("best of the grid", self.best()),
             ("best fixed", self.best(is_plain=True)),
             ("vLLM's default", VLLM),
             ("widest, not tuned", WIDEST),
         ]
-        lines = [row(name, one, self.figures[one], self.most) for name, one in rows]
+
+    def table(self) -> str:
+        lines = [row(name, one, self.figures[one], self.most) for name, one in self.ways]
         return "\n".join([self.workload, *lines])
 
 
@@ -225,48 +229,45 @@ def report(outcomes: Sequence[Outcome]) -> int:
     return missed
 
 
-def run_real(
-    setups: Sequence[Setup], outcomes: Sequence[Outcome], options: argparse.Namespace
-) -> None:
+def run_real(setups: Sequence[Setup], options: argparse.Namespace) -> None:
+    """Plays what was found to the real engine."""
     parts = assemble(
-        EngineOptions(max_num_seqs=256, max_num_batched_tokens=max(GRID_BUDGETS)), as_tuned=False
+        EngineOptions(precision="int8", max_num_seqs=256, max_num_batched_tokens=max(GRID_BUDGETS)),
+        as_tuned=False,
     )
-    print(f"\non the real engine: {parts.info.description}")
-    curve = setups[0].curve
-    for setup, outcome in zip(setups, outcomes, strict=True):
-        chosen = dict.fromkeys(
-            [outcome.tuned, outcome.best(is_plain=False), outcome.best(is_plain=True), VLLM]
-        )
+    print(f"on the real engine: {parts.info.description}")
+    found = json.loads(options.real.read_text(encoding="utf-8"))["found"]
+    for setup in setups:
+        ways = {Settings(**fields): name for name, fields in reversed(found[setup.workload])}
         machine = simulator(setup)
-        played: dict[Settings, list[Figures]] = {settings: [] for settings in chosen}
+        fresh = partial(fitted, setup.curve)
+        played: dict[Settings, list[Figures]] = {settings: [] for settings in ways}
         for load in options.loads:
             rate = load * machine.capacity
             count = min(len(machine.jobs), int(options.seconds * rate))
-            for settings in chosen:
+            for settings, name in ways.items():
                 figures = confirm(
-                    parts.engine.executor, settings, machine.jobs[:count], rate, setup.targets,
-                    lambda: fitted(curve),
-                )  # fmt: skip
+                    parts.engine.executor,
+                    settings,
+                    machine.jobs[:count],
+                    rate,
+                    setup.targets,
+                    fresh,
+                )
                 played[settings].append(figures)
                 print(
-                    f"{setup.workload:10}{words(settings):24} load {load}: {figures.goodput:.2f} "
-                    f"good/s, {100 * figures.attainment:.0f} % of {count} as promised, "
-                    f"{figures.throughput:.0f} tokens/s",
+                    f"{setup.workload:10}load {load:<5}{name:18}{words(settings):24}"
+                    f"{figures.goodput:6.2f} good/s, {100 * figures.attainment:3.0f} % of {count} "
+                    f"as promised, {figures.throughput:.0f} tokens/s",
                     flush=True,
                 )
-        own = over_loads(played[outcome.tuned]).goodput
-        plain = over_loads(played[VLLM]).goodput
-        best = max(over_loads(figures).goodput for figures in played.values())
-        print(
-            f"{setup.workload}: tuned {own:.2f} good/s, {own / max(plain, 1e-9):.2f} times vLLM's "
-            f"default, {own / best:.2f} of the best of these\n"
-        )
     parts.engine.stop()
 
 
 def measured_curve() -> tuple[tuple[float, ...], ...]:
     parts = assemble(
-        EngineOptions(max_num_seqs=256, max_num_batched_tokens=max(GRID_BUDGETS)), as_tuned=False
+        EngineOptions(precision="int8", max_num_seqs=256, max_num_batched_tokens=max(GRID_BUDGETS)),
+        as_tuned=False,
     )
     timed = measure_curve(parts.engine.executor, _CURVE_SECONDS, max(GRID_BUDGETS))
     parts.engine.stop()
@@ -281,21 +282,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tpot-slo", type=float, default=100.0, help="milliseconds")
     parser.add_argument("--seed", type=int, default=1, help="of the piece that counts")
     parser.add_argument("--measure", action="store_true", help="fit the model to this machine")
-    parser.add_argument("--curve", type=Path, help="where a measured curve is kept, or is taken")
-    parser.add_argument("--real", action="store_true", help="play the best to the real engine")
+    parser.add_argument("--curve", type=Path, help="take the curve of an earlier --json")
+    parser.add_argument("--real", type=Path, help="play what that file says was found")
     parser.add_argument("--loads", type=lambda text: [float(load) for load in text.split(",")],
                         default=[0.9, 1.2], help="of --real")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals, of --real")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="keep the curve, what was found, all figures")
     options = parser.parse_args(argv)
     curve = documented_curve()
     if options.measure:
         curve = measured_curve()
-        if options.curve:
-            options.curve.write_text(json.dumps(curve), encoding="utf-8")
-    elif options.curve:
-        rows = json.loads(options.curve.read_text(encoding="utf-8"))
-        curve = tuple(tuple(row) for row in rows)
+    elif options.curve or options.real:
+        kept = json.loads((options.curve or options.real).read_text(encoding="utf-8"))
+        curve = tuple(tuple(step) for step in kept["curve"])
     targets = Targets(options.ttft_slo / 1e3, options.tpot_slo / 1e3)
     setups = [
         Setup(name, options.count, options.seed, targets, curve) for name in options.workloads
@@ -309,22 +308,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             curve="measured" if options.measure else options.curve or "of docs/performance.md",
         )
     )
+    if options.real:
+        run_real(setups, options)
+        return 0
     outcomes = run_virtual(setups)
     missed = report(outcomes)
     if options.json:
-        rows = [
-            [outcome.workload, words(settings), *vars_of(figures)]
-            for outcome in outcomes
-            for settings, figures in outcome.figures.items()
-        ]
-        options.json.write_text(json.dumps(rows), encoding="utf-8")
-    if options.real:
-        run_real(setups, outcomes, options)
+        kept = {
+            "curve": curve,
+            "found": {
+                outcome.workload: [(name, asdict(one)) for name, one in outcome.ways]
+                for outcome in outcomes
+            },
+            "figures": [
+                (outcome.workload, words(settings), *astuple(figures))
+                for outcome in outcomes
+                for settings, figures in outcome.figures.items()
+            ],
+        }
+        options.json.write_text(json.dumps(kept), encoding="utf-8")
     return int(missed > 0)
-
-
-def vars_of(figures: Figures) -> tuple[float, float, float]:
-    return figures.goodput, figures.throughput, figures.attainment
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ from hotbatch.tuning.workload import jobs_of
 _CURVE_SECONDS = 20.0
 _TRIED_SECONDS = 6.0  # with a number of threads that is only tried
 _HOST_SECONDS = 0.0005  # of a step, until a server has measured its own
-_NUM_JOBS = 160
+_NUM_JOBS = 240
 _CONFIRM_SECONDS = 15.0  # of arrivals for each finalist
 _CONFIRM_ROUNDS = 2  # in turn
 _LEAST_JOBS, _MOST_JOBS = 8, 400  # played to each finalist

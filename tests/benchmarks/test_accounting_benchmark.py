@@ -50,8 +50,9 @@ def played(tmp_path_factory: pytest.TempPathFactory):
         patch.undo()
 
 
-def verdict(played, start: str) -> bool:
-    (aim,) = [aim for aim in run.aims_of(played) if aim.text.startswith(start)]
+def verdict(played, start: str, *others) -> bool:
+    runs = [played, *others]
+    (aim,) = [aim for aim in run.aims_of(runs) if aim.text.startswith(start)]
     return aim.is_met
 
 
@@ -69,9 +70,9 @@ def test_time_that_nobody_accounts_for_is_seen(played) -> None:
     assert not verdict(dataclasses.replace(played, after=after), "attributed")
 
 
-def steps(ratios: list[float], safe: float = 1.1) -> list:
+def steps(ratios: list[float], safe: float = 1.1, cores: float = 2.0) -> list:
     features = StepFeatures(4, 4, 40, 40, 4)
-    return [run.Step(features, 4, 1.0, safe, ratio) for ratio in ratios]
+    return [run.Step(features, 4, 1.0, safe, ratio, cores) for ratio in ratios]
 
 
 def test_predictions_are_judged_by_median_and_tail(played) -> None:
@@ -85,7 +86,23 @@ def test_predictions_are_judged_by_median_and_tail(played) -> None:
     assert not verdict(dataclasses.replace(good, steps=steps([1.0] * 100)), "steps beyond")
 
 
+def test_one_run_beside_a_busy_neighbour_decides_nothing(played) -> None:
+    good = dataclasses.replace(played, steps=steps([1.0] * 95 + [1.2] * 5))
+    spread = dataclasses.replace(good, steps=steps([1.0] * 90 + [1.4] * 10))
+    assert verdict(good, "95th", spread, good)
+    assert not verdict(good, "95th", spread, spread)
+
+
+def test_the_worst_steps_are_named_and_those_that_were_interrupted_counted() -> None:
+    told = run.table_of_worst(
+        [*steps([1.0] * 20), *steps([2.0] * 3, cores=1.1), *steps([0.5], cores=2.0)]
+    )
+    assert "4 of 24 steps" in told
+    assert "decode, up to 4 tokens" in told and "3 of them slower" in told
+    assert "3 of the 4 had less" in told
+
+
 def test_steps_are_told_apart_by_kind() -> None:
     prompt = StepFeatures().plus_chunk(0, 30, 1)
-    kinds = [run.Step(prompt, number, 1.0, 1.0, 1.0).kind for number in (0, 4, 30)]
+    kinds = [run.Step(prompt, number, 1.0, 1.0, 1.0, 2.0).kind for number in (0, 4, 30)]
     assert kinds == ["prefill", "mixed", "decode"]

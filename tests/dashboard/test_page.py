@@ -198,6 +198,46 @@ def test_the_lanes_follow_the_scheduler(browser: Any) -> None:
         seen.until("document.getElementById('v-paused').textContent === ''")
 
 
+def test_auto_is_as_the_system_is_and_follows_it(browser: Any) -> None:
+    theme = "document.documentElement.dataset.theme"
+    with serving(make_rig()) as rig, opened(browser, rig.url, color_scheme="dark") as seen:
+        is_live(seen)
+        assert seen.page.evaluate(theme) == "dark"
+        seen.page.emulate_media(color_scheme="light")
+        seen.until(f"{theme} === 'light'")
+        for shown in ("light", "dark"):
+            seen.page.locator("#theme").click()
+            assert seen.text("theme") == seen.page.evaluate(theme) == shown
+        seen.page.reload()
+        assert seen.page.evaluate(theme) == "dark", "a choice is kept"
+        seen.page.locator("#theme").click()
+        assert (seen.text("theme"), seen.page.evaluate(theme)) == ("auto", "light")
+
+
+def test_a_guess_has_a_lane_until_it_is_claimed_or_dropped(browser: Any) -> None:
+    with serving(make_rig()) as rig, opened(browser, rig.url) as seen:
+        is_live(seen)
+        seats = seen.page.evaluate(
+            """async () => {
+              const { LaneBook } = await import("/dashboard/lane_book.js");
+              const book = new LaneBook();
+              const asked = [7, 2, 0, 5, 0, 0, 0, 5];
+              const seats = (ahead) => {
+                const cells = [...book.take({ lanes: asked, ahead }, () => false)];
+                return [cells, book.seats.map((lane) => lane.class)];
+              };
+              const working = [0, 0, 9, 0, 9, 1, 0, 0, 2, 8];
+              const over = [0, 2, 0, 0, 9, 1, 3, 0, 0, 8];
+              return [seats(working), seats(over), seats()];
+            }"""
+        )
+        (first, classes), (second, left), (_, last) = seats
+        assert classes == [2, 3, 3]
+        assert first[8:] == [1, 3, 0, 9, 0, 0, 0, 0, 2, 3, 0, 0, 2, 0, 0, 0]
+        assert [second[at] for at in (10, 18)] == [3, 4], "claimed is done, dropped is cut"
+        assert left == last == [2]
+
+
 def test_its_files_are_all_there_is(browser: Any) -> None:
     """What the page loads is in the package, with nothing left over."""
     from hotbatch.dashboard.assets import INDEX, assets

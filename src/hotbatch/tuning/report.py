@@ -52,6 +52,9 @@ def plot(
 ) -> None:
     """Every setting by its throughput and its goodput, with the frontier and the finalists.
 
+    What was given up after a part of the requests is small and grey: with fewer of them the wait
+    for the last one weighs more, so its figures are not to be compared with those of the others.
+
     Raises:
         OptionError: matplotlib is not installed.
     """
@@ -66,6 +69,14 @@ def plot(
 
     figure, axes = pyplot.subplots(figsize=(9, 5.5), layout="constrained")
     shades = pyplot.get_cmap("viridis_r")
+    everything = max(trial.num_jobs for trial in trials)
+    losers = [trial for trial in trials if trial.num_jobs < everything]
+    trials = [trial for trial in trials if trial.num_jobs == everything]
+    axes.scatter(
+        [trial.throughput for trial in losers],
+        [trial.worth for trial in losers],
+        color="0.75", s=8, linewidths=0, label="given up early", zorder=0,
+    )  # fmt: skip
     seats = sorted({trial.settings.max_num_seqs for trial in trials})
     for index, count in enumerate(seats):
         points = [trial for trial in trials if trial.settings.max_num_seqs == count]

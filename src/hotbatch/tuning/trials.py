@@ -40,10 +40,12 @@ _WORTH_IT = 1.02  # times the goodput for which a larger cache or other threads 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A setting with its figures, one for each load; `worth` is their mean goodput."""
+    """A setting with its figures, one for each load, on so many requests; `worth` is their mean
+    goodput."""
 
     settings: Settings
     figures: tuple[Figures, ...]
+    num_jobs: int = 0
 
     @property
     def worth(self) -> float:
@@ -105,7 +107,9 @@ class Simulator:
 
     def trial(self, settings: Settings, count: int) -> Trial:
         return Trial(
-            settings, tuple(self.run(settings, load * self.capacity, count) for load in LOADS)
+            settings,
+            tuple(self.run(settings, load * self.capacity, count) for load in LOADS),
+            count,
         )
 
 

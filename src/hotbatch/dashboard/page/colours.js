@@ -3,7 +3,7 @@
 export function palette() {
   const style = getComputedStyle(document.documentElement);
   const get = (name) => style.getPropertyValue(`--${name}`).trim();
-  const names = ["paper", "panel", "ink", "soft", "faint", "line", "well", "interactive", "standard", "batch", "alarm", "host", "rest",
+  const names = ["paper", "panel", "ink", "soft", "faint", "line", "well", "interactive", "standard", "batch", "alarm", "host", "ahead", "rest",
     "cause-few", "cause-seats", "cause-kv", "cause-prompts", "cause-drafts", "cause-kernels"];
   return Object.fromEntries(names.map((name) => [name, get(name)]));
 }

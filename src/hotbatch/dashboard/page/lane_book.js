@@ -4,8 +4,14 @@
 // that said so was missed. The lowest free seat goes to the next one: that is how the picture
 // shows the batch refilling itself.
 
+// A request that nobody has sent yet and that is computed ahead has a lane as well, of a class of its
+// own, until it is claimed by the one that it guessed, or dropped.
+
 export const FIELDS = 8; // of a lane in a frame: see lane_fields in the hello
 export const CELL = 8; // of a cell: seat, class, state, prompt, decode, drafts, accepted, isMine
+export const AHEAD_FIELDS = 5; // of a guess: see ahead_fields in the hello
+export const AHEAD = 3; // its class, behind those of the hello
+const FATES = [0, 0, 3, 4]; // computing, computed, claimed, dropped: as STATES
 export const STATES = ["running", "paused", "evicted", "done", "cut", "failed"];
 export const RUNNING = 0, PAUSED = 1, EVICTED = 2, DONE = 3;
 
@@ -23,7 +29,7 @@ export class LaneBook {
   /** Takes in a frame; returns its cells, CELL integers each. */
   take(frame, isMine) {
     for (const [number, id] of frame.named ?? []) if (isMine(id)) this.mine.add(number);
-    const flat = frame.lanes;
+    const flat = [...frame.lanes, ...asLanes(frame.ahead ?? [])];
     const seen = new Set();
     for (let i = 0; i < flat.length; i += FIELDS) seen.add(flat[i]);
     for (const lane of [...this.lanes.values()]) if (!seen.has(lane.number)) this.#leave(lane);
@@ -57,4 +63,14 @@ export class LaneBook {
     this.lanes.delete(lane.number);
     this.mine.delete(lane.number);
   }
+}
+
+/** Guesses as lanes: their numbers are negative, as they are counted apart. */
+function asLanes(ahead) {
+  const flat = [];
+  for (let i = 0; i < ahead.length; i += AHEAD_FIELDS) {
+    const [number, state, prompt, written, context] = ahead.slice(i, i + AHEAD_FIELDS);
+    flat.push(-1 - number, AHEAD, FATES[state], prompt, written, 0, 0, context);
+  }
+  return flat;
 }

@@ -6,7 +6,7 @@
 // span, theme or number of lanes draws the strip anew from the frames it shows.
 
 import { mix, palette } from "./colours.js";
-import { CELL, DONE, EVICTED, PAUSED, STATES } from "./lane_book.js";
+import { AHEAD, CELL, DONE, EVICTED, PAUSED, STATES } from "./lane_book.js";
 
 const ROWS = [12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
 const SPANS = [15, 30, 60, 120]; // CSS pixels a second
@@ -96,6 +96,7 @@ export class Lanes {
   say(seat) {
     const lane = this.book.seats[seat];
     if (!lane) return "";
+    if (lane.class === AHEAD) return `computed ahead, nobody has asked: ${lane.written} tokens written, ${lane.context} in context`;
     const doing = lane.state === 0 ? (lane.isReading ? "reading its prompt" : "writing") : STATES[lane.state];
     const mine = this.book.mine.has(lane.number) ? ", from this playground" : "";
     return `${this.classes[lane.class]}, ${doing}: ${lane.written} tokens written, ${lane.context} in context${mine}`;

@@ -8,19 +8,22 @@ import { Panels } from "./panels.js";
 import { Playground } from "./playground.js";
 
 const byId = (id) => document.getElementById(id);
-const CLASSES = ["batch", "standard", "interactive"]; // until the hello says so
+const CLASSES = ["batch", "standard", "interactive", "ahead"]; // as the hello has them, and guesses
 
 const book = new LaneBook();
 const lanes = new Lanes(byId("lanes"), book, CLASSES);
 const panels = new Panels();
 const playground = new Playground();
+const REST = 1.1; // seconds between two frames while nothing is asked, and a little
 let boot = null;
+let lastTime = -Infinity; // of the last frame
 
 watch({ onHello, onFrame, onState, askKey });
 
 function onHello(hello) {
   if (hello.boot !== boot) { // another process: its clock and its requests are others
     lanes.clear();
+    lastTime = -Infinity;
     boot = hello.boot;
   }
   book.clear();
@@ -30,13 +33,19 @@ function onHello(hello) {
 }
 
 function onFrame(frame) {
-  lanes.add(frame.t, frame.span, book.take(frame, (id) => playground.owns(id)));
+  lanes.add(frame.t, frame.span ?? spanOfGuesses(frame), book.take(frame, (id) => playground.owns(id)));
+  lastTime = frame.t;
   panels.steps(frame.points);
   if (!frame.gauges) return;
   panels.gauges(frame.t, frame.gauges);
   byId("empty").classList.toggle("shown", !book.lanes.size && !lanes.hasRecent);
   const { healthy, accepting } = frame.gauges;
   setStatus(!healthy ? "ill" : accepting ? "live" : "draining", !healthy ? "the model's steps fail" : accepting ? "live" : "shutting down");
+}
+
+/** Steps that nobody asked for are in no span; the guesses worked since the last frame. */
+function spanOfGuesses(frame) {
+  return frame.ahead ? [Math.max(lastTime, frame.t - REST), frame.t] : null;
 }
 
 function onState(state, detail) {
@@ -117,19 +126,16 @@ setInterval(() => {
 // ---- theme and shortcuts
 
 const THEMES = ["auto", "light", "dark"];
-let theme = document.documentElement.dataset.theme ?? "auto";
 showTheme();
 
 function setTheme(next) {
-  theme = next;
-  if (theme === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme;
-  try { localStorage.setItem("hotbatch.theme", theme); } catch { /* for this page view only */ }
+  window.hotbatchTheme.choose(next);
   showTheme();
   restyle();
 }
 
 function showTheme() {
+  const theme = window.hotbatchTheme.choice;
   byId("theme").textContent = theme;
   byId("theme").setAttribute("aria-label", `Theme: ${theme === "auto" ? "as the system" : theme}`);
 }
@@ -139,7 +145,7 @@ function restyle() {
   panels.restyle();
 }
 
-const nextTheme = () => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]);
+const nextTheme = () => setTheme(THEMES[(THEMES.indexOf(window.hotbatchTheme.choice) + 1) % THEMES.length]);
 byId("theme").addEventListener("click", nextTheme);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);
 

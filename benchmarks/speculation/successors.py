@@ -235,7 +235,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = {key: value for key, value in vars(arguments).items() if key != "json"}
     print(describe(**settings), flush=True)
     print(
-        f"{'':<14}{'off: s':>10}{'p50':>9}{'p95':>9}{'on: s':>10}{'p50':>9}{'p95':>9}{'off/on':>8}{'again':>8}"
+        f"{'':<14}{'off: s':>10}{'p50':>9}{'p95':>9}{'on: s':>10}{'p50':>9}{'p95':>9}"
+        f"{'off/on':>8}{'again':>8}"
     )
     with ExitStack() as stack:
         options = arguments.serve_options

@@ -192,6 +192,17 @@ def test_distances_that_there_are_not(text: str) -> None:
         parse_distances(text)
 
 
+def test_everything_is_guessed_unless_told_otherwise() -> None:
+    assert EngineOptions().distances == Distances(tokens=True, turns=True, requests=True)
+    assert EngineOptions(speculate_on=Distances(turns=True)).distances == Distances(turns=True)
+    assert EngineOptions(speculate=False).distances == Distances()
+
+
+@pytest.mark.parametrize("batching", ["static", "request"])
+def test_closed_batches_guess_nothing(batching: Any) -> None:
+    assert EngineOptions(batching=batching).distances == Distances()
+
+
 def test_the_share_of_guessed_requests_is_one() -> None:
     with pytest.raises(OptionError, match="speculate-kv-share"):
         EngineOptions(speculate_kv_share=1.5)

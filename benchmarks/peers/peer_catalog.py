@@ -48,7 +48,8 @@ def _hotbatch(*options: str) -> Callable[[str, int], list[str]]:
             "smollm2-135m-instruct" if model == "smollm2-135m" else str(form_path(model, "F16"))
         )
         start = [sys.executable, "-m", "hotbatch.cli", "serve", source]
-        return [*start, "--threads", str(threads), *options]
+        # The same prompts come again at each rate: kept answers would be measured, not the model.
+        return [*start, "--threads", str(threads), "--no-speculate", *options]
 
     return command
 

@@ -63,7 +63,7 @@ def measure(url: str, concurrency: int, seed: int, arguments: argparse.Namespace
 def run(arguments: argparse.Namespace) -> dict[int, dict[str, float]]:
     """Median figures by concurrency."""
     samples: dict[int, list[dict[str, Any]]] = {count: [] for count in arguments.concurrency}
-    with serving(arguments.serve_options) as url:
+    with serving(["--no-speculate", *arguments.serve_options]) as url:
         measure(url, max(arguments.concurrency), 2**31, _short(arguments))  # warms up
         for repeat in range(arguments.repeats):
             for count in arguments.concurrency:

@@ -47,6 +47,7 @@ class Site:
             "temperature": 0.0,
             "max_tokens": self._output_len,
             "stream": True,
+            "stream_options": {"include_usage": True},
             **body,
         }
         answer = []
@@ -55,11 +56,12 @@ class Site:
             async for line in response.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
-                choices = json.loads(line[6:]).get("choices") or [{}]
-                text = choices[0].get("delta", {}).get("content")
+                chunk = json.loads(line[6:])
+                if chunk.get("usage"):
+                    asked.num_tokens = chunk["usage"]["completion_tokens"]
+                text = (chunk.get("choices") or [{}])[0].get("delta", {}).get("content")
                 if text:
                     asked.first = asked.first or self.now
-                    asked.num_tokens += 1  # pieces of text, which are compared with themselves
                     answer.append(text)
         asked.end = self.now
         asked.first = asked.first or asked.end

@@ -5,7 +5,8 @@
         [-- SERVE OPTIONS]
 
 Two servers, one of which guesses (`--on` says what), take turns on the same requests. A turn begins
-when neither computes any more, guesses included.
+when neither computes any more, guesses included. The one that does not guess has a second turn
+(`off again`), which tells how noisy the machine is.
 
 - *agent*: loops of eight steps, greedy. Each step's prompt is a frame of its own around the task
   and the last answer; between the answer and the next prompt a tool takes 0.3 to 2 seconds.
@@ -165,15 +166,17 @@ async def compare(
 ) -> tuple[list[dict[str, Any]], str]:
     """A row for each workload; and what the guessing server says of its guesses."""
     clients = {name: Client(url, arguments.output_len) for name, url in urls.items()}
+    clients["off again"] = clients["off"]
     rows = []
     for workload in arguments.workloads:
         runs: dict[str, list[Run]] = {name: [] for name in clients}
         warm_up = arguments.warm_up if workload == "agent" else 1
         for number in range(warm_up + arguments.runs):
-            # Whoever was second goes first the next time.
-            order = list(clients)[:: 1 if number % 2 else -1]
+            # Each goes first, second and last in turn.
+            names = list(clients)
+            order = [*names[number % 3 :], *names[: number % 3]]
             for name in order:
-                for client in clients.values():
+                for client in (clients["off"], clients["on"]):
                     await client.until_quiet()
                 run = await measure(workload, clients[name], number)
                 if number >= warm_up:
@@ -184,8 +187,8 @@ async def compare(
         rows.append(_row(workload, runs))
         show(rows[-1])
     metrics = (await clients["on"].http.get("/metrics")).text
-    for client in clients.values():
-        await client.http.aclose()
+    for name in urls:
+        await clients[name].http.aclose()
     return rows, metrics
 
 
@@ -198,9 +201,10 @@ def _row(workload: str, runs: dict[str, list[Run]]) -> dict[str, Any]:
             "wait_p50": waits[len(waits) // 2],
             "wait_p95": waits[int(0.95 * (len(waits) - 1))],
         }
-    row["shorter"] = statistics.median(
-        off.seconds / on.seconds for off, on in zip(runs["off"], runs["on"], strict=True)
-    )
+    for name, key in (("on", "shorter"), ("off again", "noise")):
+        row[key] = statistics.median(
+            off.seconds / other.seconds for off, other in zip(runs["off"], runs[name], strict=True)
+        )
     return row
 
 
@@ -209,7 +213,7 @@ def show(row: dict[str, Any]) -> None:
         f"{row[name]['seconds']:>10.2f}{row[name]['wait_p50']:>9.3f}{row[name]['wait_p95']:>9.3f}"
         for name in ("off", "on")
     )
-    print(f"{row['workload']:<14}{cells}{row['shorter']:>10.2f}", flush=True)
+    print(f"{row['workload']:<14}{cells}{row['shorter']:>8.2f}{row['noise']:>8.2f}", flush=True)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -231,12 +235,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = {key: value for key, value in vars(arguments).items() if key != "json"}
     print(describe(**settings), flush=True)
     print(
-        f"{'':<14}{'off: s':>10}{'p50':>9}{'p95':>9}{'on: s':>10}{'p50':>9}{'p95':>9}{'off/on':>10}"
+        f"{'':<14}{'off: s':>10}{'p50':>9}{'p95':>9}{'on: s':>10}{'p50':>9}{'p95':>9}"
+        f"{'off/on':>8}{'again':>8}"
     )
     with ExitStack() as stack:
         options = arguments.serve_options
         urls = {
-            "off": stack.enter_context(serving(options)),
+            "off": stack.enter_context(serving(["--no-speculate", *options])),
             "on": stack.enter_context(
                 serving(["--speculate", "--speculate-on", arguments.on, *options])
             ),

@@ -32,7 +32,7 @@ from hotbatch.executor.nvml import DeviceFigures, read_device
 from hotbatch.kernels import continuation
 from hotbatch.models.embedded import EMBEDDED_MODEL_NAME, embedded_model_path
 from hotbatch.models.loader import LoadedModel, load_model
-from hotbatch.options import EVERY_DISTANCE, EngineOptions, flag_of
+from hotbatch.options import EngineOptions, flag_of
 from hotbatch.profiled import (
     Known,
     keep_ceiling,
@@ -396,7 +396,7 @@ def _scheduler_config(options: EngineOptions, info: ExecutorInfo) -> SchedulerCo
         static_timeout=_STATIC_BATCH_TIMEOUT if timeout is None else timeout,
         enable_prefix_caching=options.enable_prefix_caching,
         prefix_eviction=options.prefix_eviction,
-        prefill_ahead=options.speculate and (options.speculate_on or EVERY_DISTANCE).turns,
+        prefill_ahead=options.distances.turns,
         vocab_size=info.vocab_size,
         targets=options.targets(),
         queue_time_to_live=options.queue_ttl,
@@ -428,9 +428,7 @@ def _scheduler(
     draft_model: DraftModel | None,
 ) -> Scheduler:
     config, policies = _scheduler_config(options, info), _policies(options)
-    if not options.speculate:
-        return Scheduler(config, policies, cost_model)
-    distances = options.speculate_on or EVERY_DISTANCE
+    distances = options.distances
     drafter = None
     if distances.tokens:
         texts = Texts(continuation.RecentText, continuation.propose)

@@ -329,16 +329,16 @@ class EngineOptions:
     )
 
     speculate: bool = option(
-        False,
+        True,
         "Guess in capacity that would idle what will be asked for: next tokens, from a request's "
         "own text and its tenant's recent answers; what a chat's next prompt will begin with; and "
         "whole next requests, from what their client sent before. The same tokens, sooner where "
-        "texts or clients repeat themselves. Off by default.",
+        "texts or clients repeat themselves. On by default; only --batching continuous guesses.",
         group=REUSE,
     )
     speculate_on: Distances | None = option(
         None,
-        "With --speculate: what is guessed, of 'tokens', 'turns' and 'requests'; without it, all.",
+        "What is guessed, of 'tokens', 'turns' and 'requests'; without this option, all.",
         group=REUSE,
         metavar="WHAT,...",
         parse=parse_distances,
@@ -354,11 +354,18 @@ class EngineOptions:
     )
     draft_model: str | None = option(
         None,
-        "With --speculate: a smaller model of the same vocabulary (a GGUF file, a folder or a hub "
-        "id) that guesses as well, where its own time pays.",
+        "A smaller model of the same vocabulary (a GGUF file, a folder or a hub id) that guesses "
+        "as well, where its own time pays.",
         group=REUSE,
         metavar="MODEL",
     )
+
+    @property
+    def distances(self) -> Distances:
+        """What is guessed. Static batches are how it was done before, and guess nothing."""
+        if not self.speculate or self.batching != "continuous":
+            return Distances()
+        return self.speculate_on or EVERY_DISTANCE
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -390,11 +397,10 @@ class EngineOptions:
                 f"--block-size must be a multiple of 16; got {self.block_size}.",
                 param="--block-size",
             )
-        guesses_tokens = self.speculate and (self.speculate_on or EVERY_DISTANCE).tokens
-        if self.draft_model is not None and not guesses_tokens:
+        if self.draft_model is not None and not self.distances.tokens:
             raise OptionError(
-                "--draft-model guesses tokens, which is off: add --speculate with 'tokens' among "
-                "what --speculate-on names, or leave it out.",
+                "--draft-model guesses tokens, which is off: add --speculate, with 'tokens' among "
+                "what --speculate-on names and --batching continuous, or leave it out.",
                 param="--draft-model",
             )
         if self.tenant_weights is not None:

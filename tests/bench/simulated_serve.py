@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--fail", action="store_true")
+    parser.add_argument("--no-speculate", action="store_true")
     arguments = parser.parse_args()
     if arguments.fail:
         sys.exit("cannot start, says the test")

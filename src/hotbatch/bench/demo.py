@@ -86,12 +86,13 @@ def run_mode(
     command: Sequence[str] = SERVE,
     api_key: str | None = None,
 ) -> ModeResult:
-    """Starts a server with `--batching name`, sends the clients, ends the server.
+    """Starts a server with `--batching name`, sends the clients, ends the server. It guesses
+    nothing, as this is about batching.
 
     Raises:
         ServerFailedError: it did not start.
     """
-    with serving(["--batching", name, *options], command=command) as url:
+    with serving(["--batching", name, "--no-speculate", *options], command=command) as url:
         target = Target(url, model="", api_key=api_key, extra_body={"temperature": 0.0})
         return asyncio.run(_measure(name, target, clients))
 

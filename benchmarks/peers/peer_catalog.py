@@ -42,14 +42,15 @@ class Peer:
 # ---- hotbatch
 
 
-def _hotbatch(*options: str) -> Callable[[str, int], list[str]]:
+def _hotbatch(*options: str, guesses: bool = True) -> Callable[[str, int], list[str]]:
     def command(model: str, threads: int) -> list[str]:
-        source = (
-            "smollm2-135m-instruct" if model == "smollm2-135m" else str(form_path(model, "F16"))
-        )
+        is_real = model == "smollm2-135m"
+        source = "smollm2-135m-instruct" if is_real else str(form_path(model, "F16"))
         start = [sys.executable, "-m", "hotbatch.cli", "serve", source]
-        # The same prompts come again at each rate: kept answers would be measured, not the model.
-        return [*start, "--threads", str(threads), "--no-speculate", *options]
+        # Kept answers would measure memory instead of the model, and made-up weights repeat
+        # themselves, which is too easy to guess.
+        guessing = ["--speculate-on", "tokens"] if guesses and is_real else ["--no-speculate"]
+        return [*start, "--threads", str(threads), *guessing, *options]
 
     return command
 
@@ -159,7 +160,22 @@ def _vllm_peer(name: str, form: str, weights: str) -> Peer:
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("hotbatch", "", "", "int8", _hotbatch("--precision", "int8")),
+        Peer(
+            "hotbatch",
+            "",
+            "",
+            "int8",
+            _hotbatch("--precision", "int8"),
+            note="hotbatch as it comes: it guesses next tokens from each request's own text.",
+        ),
+        Peer(
+            "hotbatch-no-guesses",
+            "",
+            "",
+            "int8",
+            _hotbatch("--precision", "int8", guesses=False),
+            note="the same with --no-speculate.",
+        ),
         Peer(
             "hotbatch-int4",
             "",

@@ -92,6 +92,12 @@ def test_threads_reach_each_server(tmp_path, monkeypatch):
     assert command[command.index("--threads") + 1] == "5"
 
 
+def test_guesses_are_measured_where_the_model_is_a_real_one():
+    assert "--speculate-on" in PEERS["hotbatch"].command("smollm2-135m", 2)
+    assert "--no-speculate" in PEERS["hotbatch"].command("llama-1b-dummy", 2)
+    assert "--no-speculate" in PEERS["hotbatch-no-guesses"].command("smollm2-135m", 2)
+
+
 def test_only_libraries_that_are_there_are_preloaded(tmp_path):
     before = vllm_preloads(tmp_path)
     library = tmp_path / "lib" / "libiomp5.so"

@@ -99,10 +99,10 @@ def take(name: str, scene: Scene, folder: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("scenes", nargs="*", default=list(SCENES), choices=[*SCENES, []])
+    parser.add_argument("scenes", nargs="*", help=", ".join(SCENES))
     parser.add_argument("--to", type=Path, default=Path("docs/images"))
     options = parser.parse_args(argv)
-    for name in options.scenes:
+    for name in options.scenes or SCENES:
         take(name, SCENES[name], options.to)
     return 0
 

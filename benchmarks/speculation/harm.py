@@ -7,9 +7,9 @@
 
 Questions that nobody could foresee, of 40 to 200 tokens, at a temperature and with answers of
 random length, come at random moments: `--loads` times as many a second as the machine serves when
-all are there from the beginning, without guesses; at a load of 0, all are there from the beginning. `off` guesses nothing, `on` at all three
-distances. Throughput is tokens over the time from the first arrival to the last end; the time to
-the first token has its waiting in it.
+all are there from the beginning, without guesses; at a load of 0, all are there from the
+beginning. `off` guesses nothing, `on` at all three distances. Throughput is tokens over the time
+from the first arrival to the last end; the time to the first token has its waiting in it.
 
 In virtual time both sides see the same moments, and steps take the same times. `--real` asks two
 servers in turn over HTTP, with a second run of `off` (`off again`) that tells how noisy the

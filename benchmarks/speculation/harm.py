@@ -7,9 +7,9 @@
 
 Questions that nobody could foresee, of 40 to 200 tokens, at a temperature and with answers of
 random length, come at random moments: `--loads` times as many a second as the machine serves when
-all are there from the beginning, without guesses; at a load of 0, all are there from the beginning. `off` guesses nothing, `on` at all three
-distances. Throughput is tokens over the time from the first arrival to the last end; the time to
-the first token has its waiting in it.
+all are there from the beginning, without guesses; at a load of 0, all are there from the
+beginning. `off` guesses nothing, `on` at all three distances. Throughput is tokens over the time
+from the first arrival to the last end; the time to the first token has its waiting in it.
 
 In virtual time both sides see the same moments, and steps take the same times. `--real` asks two
 servers in turn over HTTP, with a second run of `off` (`off again`) that tells how noisy the
@@ -123,11 +123,12 @@ def measure_virtual(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 # ---- on the real server
 
 
-def question(draw: random.Random) -> tuple[str, int]:
-    """Something that was never asked, and how long its answer may be."""
+def question(draw: random.Random, case: int) -> tuple[str, int]:
+    """Something that was never asked, and how long its answer may be. Those of different cases
+    share no beginning, so that nobody finds the prompts of another turn cached."""
     questions = (DATA / "questions.txt").read_text(encoding="utf-8").splitlines()
     words = " ".join(str(draw.randrange(10_000)) for _ in range(draw.randint(5, 50)))
-    return f"{draw.choice(questions)} Mind these numbers: {words}.", draw.randint(16, 96)
+    return f"{case}. {draw.choice(questions)} Mind these numbers: {words}.", draw.randint(16, 96)
 
 
 async def ask(
@@ -152,7 +153,9 @@ async def ask(
     return (end - at if first is None else first), most, end
 
 
-async def crowd(url: str, arguments: argparse.Namespace, rate: float | None, seed: int) -> Figures:
+async def crowd(
+    url: str, arguments: argparse.Namespace, rate: float | None, seed: int, case: int
+) -> Figures:
     draw = random.Random(f"real {seed}")
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(
@@ -161,7 +164,7 @@ async def crowd(url: str, arguments: argparse.Namespace, rate: float | None, see
         begin = time.perf_counter() + 0.2
         outcomes = await asyncio.gather(
             *(
-                ask(client, *question(draw), at, begin)
+                ask(client, *question(draw, case), at, begin)
                 for at in moments(arguments.requests, rate, seed)
             )
         )
@@ -179,14 +182,15 @@ def measure_real(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         }
         urls["off again"] = urls["off"]
         for name in ("off", "on"):  # their cost models learn, and nothing that is asked again
-            asyncio.run(crowd(urls[name], arguments, None, seed=1000))
-        capacity = asyncio.run(crowd(urls["off"], arguments, None, 999))["requests_per_s"]
+            asyncio.run(crowd(urls[name], arguments, None, 1000, 100))
+        capacity = asyncio.run(crowd(urls["off"], arguments, None, 999, 101))["requests_per_s"]
         for load in arguments.loads:
             runs: dict[str, list[Figures]] = {name: [] for name in urls}
             for number in range(arguments.runs):
                 for name in list(urls)[:: 1 if number % 2 else -1]:
                     rate = load * capacity or None
-                    runs[name].append(asyncio.run(crowd(urls[name], arguments, rate, number)))
+                    case = 200 + 10 * number + list(urls).index(name)
+                    runs[name].append(asyncio.run(crowd(urls[name], arguments, rate, number, case)))
             sides = {
                 name: {key: best(key, [run[key] for run in those]) for key in those[0]}
                 for name, those in runs.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -55,6 +56,7 @@ class Copyist:
         self.drafts: list[dict[str, int]] = []
         self.sizes: list[dict[str, int]] = []
         self.now = 0.0
+        self.seconds_a_row: float | None = None  # None: all steps take the same time
 
     def serve(self, *requests: tuple[Request, Sequence[int]]) -> None:
         """Run requests, each with its answer, to their end; `drafts` and `sizes` tell of each
@@ -67,7 +69,11 @@ class Copyist:
             plan = must_plan(self.scheduler, self.now)
             self.now += 0.01
             tokens = {p.request_id: self._sampled(p.request_id, by_id, plan) for p in plan.requests}
-            self.scheduler.commit(plan, result_of(plan, tokens), self.now)
+            result = result_of(plan, tokens)
+            if self.seconds_a_row is not None:
+                num_rows = sum(len(p.tokens) for p in plan.requests)
+                result = replace(result, seconds=self.seconds_a_row * num_rows)
+            self.scheduler.commit(plan, result, self.now)
             self.scheduler.check_integrity()
             self.drafts.append({p.request_id: p.num_drafts for p in plan.requests})
             self.sizes.append({p.request_id: len(p.tokens) for p in plan.requests})
@@ -186,6 +192,26 @@ def test_a_fixed_depth_guesses_at_any_price() -> None:
 
 
 # Prices
+
+
+def test_a_price_that_fell_is_found_out() -> None:
+    """All steps take the same time here, other than the machine that the model has seen."""
+    copyist = Copyist(machine(per_token=0.01, fixed=1e-6), max_model_len=1000)
+    text = list(range(1000, 1300))
+    copyist.serve((make_request("a", [*text, 5], max_tokens=300, temperature=0.0), text))
+    drafted = [sum(drafts.values()) for drafts in copyist.drafts]
+    first = next(step for step, count in enumerate(drafted) if count)
+    assert 64 <= first <= 80
+    assert max(drafted[first : first + 20]) <= 2, "a trial is small"
+    assert len(copyist.drafts) < 240
+
+
+def test_prices_that_stay_are_tried_now_and_then_only() -> None:
+    copyist = Copyist(machine(per_token=0.01, fixed=1e-6), max_model_len=1000)
+    copyist.seconds_a_row = 0.01
+    text = list(range(1000, 1300))
+    copyist.serve((make_request("a", [*text, 5], max_tokens=300, temperature=0.0), text))
+    assert 3 <= sum(any(drafts.values()) for drafts in copyist.drafts) <= 5
 
 
 def test_more_drafts_where_rows_are_cheap_and_none_where_decodes_fill_the_machine() -> None:

@@ -40,6 +40,11 @@ _USES_OF_PRICES = 8  # steps
 # looked for.
 _ASKING = 8e-5
 
+# Steps without guesses after which prices are tried, by how many rows, and how likely each is.
+_UNTRIED, _TRIED, _SURE = 64, 2, 0.8
+# Of its predicted time, what a trial takes that is followed by the next one after so many steps.
+_CHEAPER, _AGAIN = 0.9, 2
+
 _NONE: Mapping[int, int] = {}
 
 Drafts = tuple[int, tuple[int, ...]]
@@ -117,6 +122,8 @@ class Speculator:
         self._last_market: Market | None = None
         self._kind: tuple[int, ...] = ()  # of the step that those prices are for
         self._num_uses = 0
+        self._is_trial = False
+        self._num_without = 0  # steps since guesses were verified, or since that was tried
         self._pending: dict[int, _Pending] = {}
         self._asked: _Pending | None = None  # of the step that is being planned
 
@@ -136,10 +143,13 @@ class Speculator:
         if self._depth is not None:
             guesses = self.guesser.guess_all(step, limit_of, num_expected, 0.0, 0.0, self._depth)
             return self._ask(market, step, guesses, self._take_all(step, guesses))
-        if market.is_closed:
-            return ()
         least = market.least_chance
         bar = least + _ASKING / market.seconds_a_token
+        self._num_without += 1
+        if self._num_without > _UNTRIED and bar > _SURE:
+            return self._try_prices(market, step, num_expected, limit_of, now)
+        if market.is_closed:
+            return ()
         guesses = self.guesser.guess_all(step, limit_of, num_expected, bar, least)
         if not guesses and self._draft_model is None:
             return ()
@@ -154,6 +164,31 @@ class Speculator:
         if not guesses and not step.model_drafts:
             return ()
         return self._ask(market, step, guesses, _take(market, guesses, latest))
+
+    def _try_prices(
+        self,
+        market: Market,
+        step: Step,
+        num_expected: int,
+        limit_of: Callable[[Request], int],
+        now: float,
+    ) -> Sequence[Drafts]:
+        """Verify a few guesses that are all but certain, though they seem too dear.
+
+        A price that is believed to be high is paid by nobody, so that nothing would ever be
+        learnt of rows that have become cheap: the machine was slow for a while, say. What is all
+        but certain costs little more than it earns even where a row costs as much as a token.
+        """
+        self._num_without = 0
+        self._is_trial = True
+        guesses = self.guesser.guess_all(step, limit_of, num_expected, _SURE, _SURE)
+        latest = market.latest_end(_dues(step), now)
+        most = next((n for n in range(_TRIED, 0, -1) if market.is_in_time(n, latest)), 0)
+        counts = []
+        for guess in guesses:
+            counts.append(min(most, step.budget, sum(reach >= _SURE for reach in guess.reach)))
+            most -= counts[-1]
+        return self._ask(market, step, guesses, counts)
 
     def _market(self, step: Step, num_expected: int) -> Market:
         """The prices of a step; steps in a row that only decode as many differ too little for new
@@ -178,6 +213,8 @@ class Speculator:
     ) -> list[Drafts]:
         """Note what the step will tell about; returns the drafts."""
         num_drafts = sum(counts) + sum(by_model.values())
+        if num_drafts:
+            self._num_without = 0
         spent = market.added_seconds(num_drafts) + step.draft_seconds
         requests = [step.requests[draft.place] for draft in step.model_drafts]
         self._asked = _Pending(guesses, requests, num_drafts, spent, market.seconds_a_token)
@@ -211,6 +248,10 @@ class Speculator:
             )
         if not (pending.num_drafts or pending.by_model):
             return
+        if self._is_trial:
+            self._is_trial = False
+            if plan.predicted_seconds and result.seconds < _CHEAPER * plan.predicted_seconds:
+                self._num_without = _UNTRIED - _AGAIN
         attempted = accepted = 0
         for planned, outcome in zip(plan.requests, result.requests, strict=True):
             if planned.num_drafts and outcome.token_ids:

@@ -22,8 +22,9 @@ void require(bool condition, const char* message) {
 constexpr int kElementsPerPiece = 1536;
 // Rows of a linear piece: their activations stay in the second cache.
 constexpr int kRowsPerPiece = 384;
-// A thread with fewer rows than this would wait for weights: see run_segment.
-constexpr int kMinRowsPerThread = 8;
+// With fewer rows a thread, reading all weights on every thread costs more than the barriers do:
+// see run_segment.
+constexpr int kMinRowsPerThread = 48;
 // What a row is between attention and attention, in all its forms, is some 12 kilobytes in a
 // small model: so many stay in the second cache.
 constexpr int kMaxRowsPerChunk = 96;
@@ -33,6 +34,8 @@ constexpr int kPiecesPerThread = 16;
 // Keys and values of a layer that are fetched ahead of its attention: what a third cache holds
 // beside the weights that pass through it.
 constexpr size_t kFetchAheadBytes = size_t{8} << 20;
+// With fewer rows a step's products themselves wait for memory, which then has nothing to spare.
+constexpr int kLeastRowsToFetchAhead = 24;
 
 constexpr const char* kKindNames[] = {"embed",  "norm",      "convert", "silu_mul", "linear",
                                       "gated",  "rotary", "attention", "select",  "sample"};
@@ -291,6 +294,7 @@ FetchAhead Program::fetch_ahead(size_t begin, size_t end, int rows, int column_p
 // The blocks that attention reads in this step, each once; as many as the third cache may hold.
 void Program::list_context_blocks(const Batch& batch) {
   context_blocks_.clear();
+  if (batch.rows < kLeastRowsToFetchAhead) return;
   const size_t most = kFetchAheadBytes / kv_block_bytes(layout_);
   block_seen_.assign(static_cast<size_t>(cache_blocks_), 0);
   for (int s = 0; s < batch.sequences; ++s) {

@@ -532,8 +532,7 @@ inline void store_packed_indices(int32_t* p, int first, uint32_t mask) {
 }
 #endif
 
-// Into the second-level cache: what is wanted soon would crowd out of the first what is in use.
-inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 inline float first_lane(vf x) {
 #if defined(__AVX512F__)

@@ -53,12 +53,19 @@ static inline int64_t panel_bytes(Precision precision, int k) {
   return 0;
 }
 
-// How often a tile of rows calls PanelPrefetch::step.
+// A tile of rows calls PanelPrefetch::step once for so many bytes of its panel (int4: once a
+// group), and so often in all.
+static inline int fetch_step_bytes(Precision precision) {
+  return precision == Precision::kInt8 ? 512 : 1024;
+}
 static inline int fetch_steps(Precision precision, int k) {
   const int padded = padded_inputs(precision, k);
-  return precision == Precision::kInt8 || precision == Precision::kInt4 ? padded / 32
-         : precision == Precision::kBf16                               ? padded / 16
-                                                                        : padded / 8;
+  switch (precision) {
+    case Precision::kInt8: return padded / 16;
+    case Precision::kInt4: return padded / 32;
+    case Precision::kBf16: return padded / 16;
+    default: return padded / 8;
+  }
 }
 
 struct PackedLinear {

@@ -5,12 +5,17 @@
 // ascending k, whatever stands beside it.
 
 #if defined(__AVX512F__)
-constexpr int kTileRows = 6;       // 12 integer + 12 float accumulators of 32 registers
+constexpr int kTileRows = 6;        // 12 integer + 12 float accumulators of 32 registers
 constexpr int kTileRowsFloat = 12;  // 24 accumulators
 #else
 constexpr int kTileRows = 2;
 constexpr int kTileRowsFloat = 3;
 #endif
+
+inline int tile_rows(Precision precision) {
+  const bool floats = precision == Precision::kF32 || precision == Precision::kBf16;
+  return floats ? kTileRowsFloat : kTileRows;
+}
 
 inline void store_columns(float* p, int count, vf value) {
   if (count >= kLanes) {
@@ -47,7 +52,32 @@ inline void finish_row(const LinearArgs& args, int panel, int row, vf left, vf r
   store_columns(args.output + at + kLanes, count - kLanes, right);
 }
 
-// Asks for the lines that finish_row will write: a store that waits for its line holds up all
+// The same for a tile, without the questions that a whole panel without bias answers once.
+template <int R>
+inline void finish_rows(const LinearArgs& args, int panel, int row, const vf (&sums)[R][2]) {
+  if (args.weight->bias || args.weight->outputs < (panel + 1) * kPanel) {
+    HB_UNROLL for (int r = 0; r < R; ++r)
+      finish_row(args, panel, row + r, sums[r][0], sums[r][1]);
+    return;
+  }
+  const int64_t stride = args.output_stride;
+  const int64_t at = row * stride + panel * kPanel;
+  float* out = args.output + at;
+  if (!args.residual) {
+    HB_UNROLL for (int r = 0; r < R; ++r) {
+      store(out + r * stride, sums[r][0]);
+      store(out + r * stride + kLanes, sums[r][1]);
+    }
+    return;
+  }
+  const float* residual = args.residual + at;
+  HB_UNROLL for (int r = 0; r < R; ++r) {
+    store(out + r * stride, sums[r][0] + load(residual + r * stride));
+    store(out + r * stride + kLanes, sums[r][1] + load(residual + r * stride + kLanes));
+  }
+}
+
+// Asks for the lines that finish_rows will write: a store that waits for its line holds up all
 // stores behind it, and those of the next tile.
 template <int R>
 inline void prefetch_output(const LinearArgs& args, int panel, int row) {
@@ -68,15 +98,16 @@ inline int four_bytes(const int8_t* p) {
 // arrive from memory while others are computed with.
 struct PanelPrefetch {
   const uint8_t* next;  // null: nothing to fetch
-  int lines_per_kilobyte;
+  int lines_per_step;
   FetchAhead* ahead;
 
-  // For a kilobyte of this panel's weights.
+  // For fetch_step_bytes of this panel's weights: a few lines at a time, as a core with too many
+  // on their way forgets what it is asked for.
   void step() {
     if (ahead) ahead->step();
     if (!next) return;
-    for (int line = 0; line < lines_per_kilobyte; ++line) __builtin_prefetch(next + 64 * line, 0, 2);
-    next += 64 * lines_per_kilobyte;
+    for (int line = 0; line < lines_per_step; ++line) __builtin_prefetch(next + 64 * line, 0, 2);
+    next += 64 * lines_per_step;
   }
 };
 
@@ -96,9 +127,8 @@ void tile_int8(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) 
   for (int g = 0; g < groups; ++g) {
     vi acc[R][2];
     HB_UNROLL for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = iset1(offsets[r * groups + g]);
-    ahead.step();
-    ahead.step();
     HB_UNROLL for (int quad = 0; quad < kGroupInt8 / 4; ++quad) {
+      if (quad % 4 == 0) ahead.step();
       const vbytes left = load_bytes(w + quad * 128);
       const vbytes right = load_bytes(w + quad * 128 + 64);
       HB_UNROLL for (int r = 0; r < R; ++r) {
@@ -117,8 +147,11 @@ void tile_int8(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) 
   }
   const vf left_scale = load(weight.scales + panel * kPanel);
   const vf right_scale = load(weight.scales + panel * kPanel + kLanes);
-  HB_UNROLL for (int r = 0; r < R; ++r)
-    finish_row(args, panel, row + r, total[r][0] * left_scale, total[r][1] * right_scale);
+  HB_UNROLL for (int r = 0; r < R; ++r) {
+    total[r][0] = total[r][0] * left_scale;
+    total[r][1] = total[r][1] * right_scale;
+  }
+  finish_rows<R>(args, panel, row, total);
 }
 
 template <int R>
@@ -166,8 +199,7 @@ void tile_int4(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) 
     w += kInt4GroupBytes;
     x += kGroupInt4;
   }
-  HB_UNROLL for (int r = 0; r < R; ++r)
-    finish_row(args, panel, row + r, total[r][0], total[r][1]);
+  finish_rows<R>(args, panel, row, total);
 }
 
 template <int R>
@@ -191,7 +223,7 @@ void tile_bf16(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) 
       acc[r][1] = dot2(acc[r][1], right, two);
     }
   }
-  HB_UNROLL for (int r = 0; r < R; ++r) finish_row(args, panel, row + r, acc[r][0], acc[r][1]);
+  finish_rows<R>(args, panel, row, acc);
 }
 
 template <int R>
@@ -213,15 +245,15 @@ void tile_f32(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) {
       acc[r][1] = fma(value, right, acc[r][1]);
     }
   }
-  HB_UNROLL for (int r = 0; r < R; ++r) finish_row(args, panel, row + r, acc[r][0], acc[r][1]);
+  finish_rows<R>(args, panel, row, acc);
 }
 
 using Tile = void (*)(const LinearArgs&, int panel, int row, PanelPrefetch);
 
 inline Tile choose_tile(Precision precision, int rows) {
 #if defined(__AVX512F__)
-  static constexpr Tile int8[] = {tile_int8<1>, tile_int8<2>, tile_int8<3>,
-                                  tile_int8<4>, tile_int8<5>, tile_int8<6>};
+  static constexpr Tile int8[] = {tile_int8<1>, tile_int8<2>, tile_int8<3>, tile_int8<4>,
+                                  tile_int8<5>, tile_int8<6>};
   static constexpr Tile int4[] = {tile_int4<1>, tile_int4<2>, tile_int4<3>,
                                   tile_int4<4>, tile_int4<5>, tile_int4<6>};
   static constexpr Tile bf16[] = {
@@ -244,25 +276,28 @@ inline Tile choose_tile(Precision precision, int rows) {
   }
 }
 
+// Rows with which int8 weights are read as a plain stream.
+constexpr int kStreamingRows = 2;
+
 // One panel of columns for the rows [row_begin, row_end). Tiles are made about equally high:
 // 8 rows go as 4 + 4, not as 6 + 2.
 inline void linear(const LinearArgs& args, int panel, int row_begin, int row_end) {
   const Precision precision = args.weight->precision;
-  const bool floats = precision == Precision::kF32 || precision == Precision::kBf16;
-  const int highest = floats ? kTileRowsFloat : kTileRows;
+  const int highest = tile_rows(precision);
   const int rows = row_end - row_begin;
   const int tiles = (rows + highest - 1) / highest;
   const int64_t bytes = args.weight->bytes_per_panel();
-  // One tile of int8 uses weights as fast as they come, in order: fetching the rest of a run is
+  // A few rows of int8 use weights as fast as they come, in order: fetching the rest of a run is
   // better left to the hardware, which cannot know only what follows the run.
-  const bool streams = precision == Precision::kInt8 && tiles == 1 &&
+  const bool streams = precision == Precision::kInt8 && rows <= kStreamingRows &&
                        args.next_panel == args.weight->panel(panel + 1);
   const uint8_t* next = streams ? nullptr : args.next_panel;
-  const int lines = (16 + tiles - 1) / tiles;
+  const int64_t step_bytes = fetch_step_bytes(precision);
+  const int lines = static_cast<int>((step_bytes / 64 + tiles - 1) / tiles);
   int row = row_begin;
   for (int tile = 0; tile < tiles; ++tile) {
     const int height = rows / tiles + (tile < rows % tiles ? 1 : 0);
-    const int64_t part = bytes / 1024 * lines * 64 * tile;
+    const int64_t part = bytes / step_bytes * lines * 64 * tile;
     const bool wanted = next && part < bytes;
     choose_tile(precision, height)(args, panel, row,
                                    {wanted ? next + part : nullptr, lines, args.ahead});

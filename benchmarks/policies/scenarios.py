@@ -383,9 +383,9 @@ def main(argv: Sequence[str] | None = None, command: Sequence[str] = SERVE) -> i
             if arguments.url:
                 report = asyncio.run(stage(scenario, arguments.url, arguments.pid, scale))
             else:
-                with server_process(
-                    [*options, *arguments.serve_options], command=command
-                ) as server:
+                # The same prompts come before and during: kept answers must not serve them.
+                plain = ["--no-speculate", *options, *arguments.serve_options]
+                with server_process(plain, command=command) as server:
                     report = asyncio.run(stage(scenario, server.url, server.pid, scale))
         except (ServerFailedError, RuntimeError) as error:
             print(f"error in {name}: {error}", file=sys.stderr)

@@ -55,10 +55,10 @@ SCENES = {
     "noon": Scene(_NOON, ("--max-num-seqs", "64")),
     "eviction": Scene(
         [
-            ("batch", 32, 250, "Translate the whole of this into French.", 3.0),
-            ("interactive", 8, 120, "What time is it?", 4.0),
+            ("batch", 32, 300, "Write a long story about the sea.", 2.5),
+            ("interactive", 8, 200, "Write a story about a lighthouse keeper.", 2.5),
         ],
-        ("--kv-cache-memory-bytes", "60M", "--max-num-seqs", "24"),
+        ("--kv-cache-memory-bytes", "32M", "--max-num-seqs", "24"),
     ),
     "speculation": Scene(
         [("interactive", 8, 200, f"Repeat this code exactly:\n{_CODE}", 5.0)],
@@ -93,7 +93,7 @@ def take(name: str, scene: Scene, folder: Path) -> None:
         page.locator("#prompt").blur()
         page.evaluate("() => scrollTo(0, 0)")
         path = folder / f"dashboard-{name}.png"
-        page.screenshot(path=str(path), full_page=scene.width < 600)
+        page.screenshot(path=str(path))
         print(f"{path}  ({page.locator('#v-running').inner_text()} in the batch)", flush=True)
 
 

@@ -55,10 +55,10 @@ SCENES = {
     "noon": Scene(_NOON, ("--max-num-seqs", "64")),
     "eviction": Scene(
         [
-            ("batch", 32, 300, "Write a long story about the sea.", 2.5),
-            ("interactive", 8, 200, "Write a story about a lighthouse keeper.", 2.5),
+            ("batch", 32, 250, "Translate the whole of this into French.", 3.0),
+            ("interactive", 8, 120, "What time is it?", 4.0),
         ],
-        ("--kv-cache-memory-bytes", "32M", "--max-num-seqs", "24"),
+        ("--kv-cache-memory-bytes", "60M", "--max-num-seqs", "24"),
     ),
     "speculation": Scene(
         [("interactive", 8, 200, f"Repeat this code exactly:\n{_CODE}", 5.0)],

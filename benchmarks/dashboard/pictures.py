@@ -93,7 +93,7 @@ def take(name: str, scene: Scene, folder: Path) -> None:
         page.locator("#prompt").blur()
         page.evaluate("() => scrollTo(0, 0)")
         path = folder / f"dashboard-{name}.png"
-        page.screenshot(path=str(path), full_page=scene.width < 600)
+        page.screenshot(path=str(path))
         print(f"{path}  ({page.locator('#v-running').inner_text()} in the batch)", flush=True)
 
 

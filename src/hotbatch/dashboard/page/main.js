@@ -35,6 +35,7 @@ function onHello(hello) {
 function onFrame(frame) {
   lanes.add(frame.t, frame.span ?? spanOfGuesses(frame), book.take(frame, (id) => playground.owns(id)));
   lastTime = frame.t;
+  if (frame.ahead) panels.noteAhead();
   panels.steps(frame.points);
   if (!frame.gauges) return;
   panels.gauges(frame.t, frame.gauges);

@@ -71,6 +71,13 @@ export class Panels {
     if (this.hello) this.#legends();
   }
 
+  /** Guesses have lanes: the legend says so from now on. */
+  noteAhead() {
+    if (this.hasAhead) return;
+    this.hasAhead = true;
+    this.#laneLegend(palette());
+  }
+
   steps(points) {
     this.curve.add(points);
   }
@@ -206,7 +213,7 @@ export class Panels {
     const soft = mix(ink, colours.panel, 0.4);
     byId("legend").replaceChildren(
       ...this.order.map((rank, i) => legendItem(classes[rank], [rect(0, 1, 4, 11, hues[i])], 4)),
-      legendItem("ahead, not asked yet", [rect(0, 1, 4, 11, colours.ahead)], 4),
+      ...(this.hasAhead ? [legendItem("ahead", [rect(0, 1, 4, 11, colours.ahead)], 4)] : []),
       legendItem("prompt", [rect(0, 1, 12, 11, ink)], 12),
       legendItem("token", [rect(0, 6, 12, 6, soft)], 12),
       legendItem("draft kept, dropped", [rect(0, 6, 5, 6, soft), rect(0, 1, 5, 5, ink), rect(7, 6, 5, 6, soft), rect(7, 1, 5, 5, colours.alarm)], 12),

@@ -42,14 +42,14 @@ class Peer:
 # ---- hotbatch
 
 
-def _hotbatch(*options: str, guesses: bool = True) -> Callable[[str, int], list[str]]:
+def _hotbatch(*options: str, guesses: bool = False) -> Callable[[str, int], list[str]]:
     def command(model: str, threads: int) -> list[str]:
-        is_real = model == "smollm2-135m"
-        source = "smollm2-135m-instruct" if is_real else str(form_path(model, "F16"))
+        source = (
+            "smollm2-135m-instruct" if model == "smollm2-135m" else str(form_path(model, "F16"))
+        )
         start = [sys.executable, "-m", "hotbatch.cli", "serve", source]
-        # Kept answers would measure memory instead of the model, and made-up weights repeat
-        # themselves, which is too easy to guess.
-        guessing = ["--speculate-on", "tokens"] if guesses and is_real else ["--no-speculate"]
+        # Greedy answers to random prompts repeat themselves, which is too easy to guess.
+        guessing = ["--speculate-on", "tokens"] if guesses else ["--no-speculate"]
         return [*start, "--threads", str(threads), *guessing, *options]
 
     return command
@@ -166,15 +166,16 @@ PEERS = {
             "",
             "int8",
             _hotbatch("--precision", "int8"),
-            note="hotbatch as it comes: it guesses next tokens from each request's own text.",
+            note="hotbatch without guesses, as its peers are.",
         ),
         Peer(
-            "hotbatch-no-guesses",
+            "hotbatch-guessing",
             "",
             "",
             "int8",
-            _hotbatch("--precision", "int8", guesses=False),
-            note="the same with --no-speculate.",
+            _hotbatch("--precision", "int8", guesses=True),
+            note="hotbatch as it comes, guessing next tokens; greedy answers to random prompts "
+            "repeat themselves, so texts of people gain less (speculation.md).",
         ),
         Peer(
             "hotbatch-int4",

@@ -92,10 +92,10 @@ def test_threads_reach_each_server(tmp_path, monkeypatch):
     assert command[command.index("--threads") + 1] == "5"
 
 
-def test_guesses_are_measured_where_the_model_is_a_real_one():
-    assert "--speculate-on" in PEERS["hotbatch"].command("smollm2-135m", 2)
-    assert "--no-speculate" in PEERS["hotbatch"].command("llama-1b-dummy", 2)
-    assert "--no-speculate" in PEERS["hotbatch-no-guesses"].command("smollm2-135m", 2)
+def test_peers_are_compared_without_guesses():
+    assert "--no-speculate" in PEERS["hotbatch"].command("smollm2-135m", 2)
+    assert "--no-speculate" in PEERS["hotbatch-int4"].command("smollm2-135m", 2)
+    assert "--no-speculate" not in PEERS["hotbatch-guessing"].command("smollm2-135m", 2)
 
 
 def test_only_libraries_that_are_there_are_preloaded(tmp_path):

@@ -55,10 +55,10 @@ SCENES = {
     "noon": Scene(_NOON, ("--max-num-seqs", "64")),
     "eviction": Scene(
         [
-            ("batch", 32, 250, "Translate the whole of this into French.", 3.0),
-            ("interactive", 8, 120, "What time is it?", 4.0),
+            ("batch", 32, 250, "Write a long story about a lighthouse keeper.", 1.5),
+            ("interactive", 8, 200, "Write a long letter to a lighthouse keeper.", 1.5),
         ],
-        ("--kv-cache-memory-bytes", "60M", "--max-num-seqs", "24"),
+        ("--kv-cache-memory-bytes", "60M", "--max-num-seqs", "24", "--no-speculate"),
     ),
     "speculation": Scene(
         [("interactive", 8, 200, f"Repeat this code exactly:\n{_CODE}", 5.0)],

@@ -28,7 +28,7 @@ from hotbatch.core.request import Request
 
 _STRETCH = 2.25  # of a step without prompts: its decodes wait no longer, 19 times of 20
 _LONE_STRETCH = 2.0  # times that, where four prompts wait for each one that decodes
-_LIGHT_STRETCH = 1.3  # of a step of light tenants' decodes alone: theirs wait no longer
+_LIGHT_STRETCH = 1.15  # of a step of light tenants' decodes alone: theirs wait no longer
 _LEAST_CHUNK = 16  # tokens of prompts in a step, however little slack there is
 _LEAST_GENTLE_CHUNK = 4  # the same where prompts should not be felt
 _PACE = 0.9  # of the tightest target for tokens: a step of those that are behind it

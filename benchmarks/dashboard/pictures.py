@@ -47,7 +47,7 @@ class Scene:
     scale: float = 1.0
 
 
-_NOON = [("mixed", 100, 160, "Write a story about a lighthouse keeper.", 9.0)]
+_NOON = [("mixed", 100, 160, "Write a story about a lighthouse keeper.", 3.5)]
 SCENES = {
     "night": Scene(
         [("batch", 1, 90, f"Summarise report {number}.", 1.6) for number in range(4)],
@@ -61,7 +61,7 @@ SCENES = {
         ("--kv-cache-memory-bytes", "60M", "--max-num-seqs", "24", "--no-speculate"),
     ),
     "speculation": Scene(
-        [("interactive", 8, 200, f"Repeat this code exactly:\n{_CODE}", 5.0)],
+        [("interactive", 8, 200, f"Repeat this code exactly:\n{_CODE}", 1.2)],
         ("--speculate",),
     ),
     "phone": Scene(_NOON, ("--max-num-seqs", "64"), width=390, height=844, scale=2.0),

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -91,13 +91,8 @@ def clients(url: str, count: int) -> Iterator[None]:
         async with httpx.AsyncClient(timeout=None, trust_env=False, limits=limits) as http:
             await asyncio.gather(*(one(http, index) for index in range(count)))
 
-    thread = threading.Thread(target=lambda: asyncio.run(all_of_them()), daemon=True)
-    thread.start()
-    try:
+    with _beside(lambda: asyncio.run(all_of_them()), stop):
         yield
-    finally:
-        stop.set()
-        thread.join(10.0)
 
 
 @contextmanager
@@ -112,7 +107,14 @@ def reader(url: str, frames: list[int]) -> Iterator[None]:
                 if stop.is_set():
                     return
 
-    thread = threading.Thread(target=read, daemon=True)
+    with _beside(read, stop):
+        yield
+
+
+@contextmanager
+def _beside(work: Callable[[], None], stop: threading.Event) -> Iterator[None]:
+    """Runs `work` in a thread until the block ends; `stop` tells it so."""
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
         yield

@@ -70,15 +70,11 @@ class ClassQueue:
         request = _first_free(self._returning)
         if request is not None:
             return request
-        request = self._first_newcomer()
+        request = self.first_newcomer()
         lifted = _first_free(self._lifted)
         if lifted is not None and (request is None or lifted.queue_key[0] < request.order):
             return lifted
         return request
-
-    def first_newcomer(self) -> Request | None:
-        """The same among those that never had a seat, whoever else waits."""
-        return self._first_newcomer()
 
     def upcoming(self, count: int) -> list[Request]:
         """The next newcomers, at most `count`, in the order in which tenants would take turns if
@@ -139,7 +135,8 @@ class ClassQueue:
         if self._counters is not None:
             self._counters.leave(tenant)
 
-    def _first_newcomer(self) -> Request | None:
+    def first_newcomer(self) -> Request | None:
+        """Who is next among those that never had a seat, whoever else waits."""
         if not self._num_newcomers:
             return None
         request = _first_free(self._newcomers[self._next_tenant()])

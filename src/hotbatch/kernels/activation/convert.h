@@ -28,7 +28,7 @@ inline void quantise_group(const Activation& act, int row, int group, int size, 
     total = total + q;
     store_s8(out + i * kLanes, q);
   }
-  const int64_t at = int64_t{row} * act.groups + group;
+  const int64_t at = group * act.scale_stride + row;
   act.scales[at] = scale;
   if (act.precision == Precision::kInt8) {
     act.offsets[at] = -128 * sum(total);
@@ -50,6 +50,14 @@ inline void keep_columns(const Activation& act, int row, int first, int last, Va
     store_bf16(lanes, value(k));
     std::memcpy(out + k, lanes, 2 * static_cast<size_t>(std::min(kLanes, act.stride - k)));
   }
+}
+
+// Asks for the lines that write_columns will write: another thread has read them, and a store
+// that waits for its line holds up those behind it.
+inline void prefetch_columns(const Activation& act, int row, int first, int last) {
+  if (act.precision != Precision::kInt8 && act.precision != Precision::kInt4) return;
+  const auto* out = static_cast<const int8_t*>(act.data) + int64_t{row} * act.stride;
+  for (int k = first; k < last; k += 64) __builtin_prefetch(out + k, 1, 3);
 }
 
 // Columns [first, last) of a row: whole groups, or up to the end of the row.

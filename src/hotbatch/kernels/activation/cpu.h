@@ -30,6 +30,9 @@ inline void gated_linear(const GatedArgs& args, int first, int row_begin, int ro
     linear_args.residual = nullptr;
     for (int panel = first; panel < last; ++panel) {
       linear_args.next_panel = panel + 1 < last ? args.linear.weight->panel(panel + 1) : args.next_group;
+      // A part of the lines beside each panel.
+      for (int row = begin + panel - first; row < end; row += last - first)
+        prefetch_columns(*args.output, row, column_begin, column_end);
       linear(linear_args, panel, begin, end);
     }
     for (int row = begin; row < end; ++row) {

@@ -133,7 +133,9 @@ int Program::new_activation(Precision format, int cols) {
   act.data = buffers_memory_.take(rows * static_cast<size_t>(act.stride) * element);
   if (format == Precision::kInt8 || format == Precision::kInt4) {
     act.groups = act.stride / group_size(format);
-    const size_t count = rows * static_cast<size_t>(act.groups);
+    // Not a multiple of a page: the groups of a row would share one set of the first cache.
+    act.scale_stride = round_up(static_cast<int>(rows), 16) + 16;
+    const size_t count = static_cast<size_t>(act.groups * act.scale_stride);
     act.scales = buffers_memory_.take_array<float>(count);
     if (format == Precision::kInt8) {
       act.offsets = buffers_memory_.take_array<int32_t>(count);

@@ -18,8 +18,9 @@ void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
-// Work worth handing to another thread: about a microsecond of elementwise work.
-constexpr int kElementsPerPiece = 1536;
+// Work worth handing to another thread: a microsecond of elementwise work, as much as it may take
+// until the other hears of it.
+constexpr int kElementsPerPiece = 3072;
 // Rows of a linear piece: their activations stay in the second cache.
 constexpr int kRowsPerPiece = 384;
 // With fewer rows a thread, reading all weights on every thread costs more than the barriers do:
@@ -36,6 +37,10 @@ constexpr int kPiecesPerThread = 16;
 constexpr size_t kFetchAheadBytes = size_t{8} << 20;
 // With fewer rows a step's products themselves wait for memory, which then has nothing to spare.
 constexpr int kLeastRowsToFetchAhead = 24;
+
+// Rows of an input that are fetched before they are needed: with more, what one thread has to
+// fetch is little beside what it computes.
+constexpr int kMostRowsToPrefetch = 64;
 
 constexpr const char* kKindNames[] = {"embed",  "norm",      "convert", "silu_mul", "linear",
                                       "gated",  "rotary", "attention", "select",  "sample"};
@@ -184,6 +189,23 @@ const uint8_t* Program::read_next(const Op& op, const Columns& columns, int piec
       after.first_panel(pool_.first_piece(after.pieces(), thread)));
 }
 
+namespace {
+
+// Asks for a layer's input before the first piece that reads it. Other threads have written parts
+// of it: fetched one by one as they are needed, their lines would cost the latency between two
+// cores a dozen times a tile.
+void prefetch_input(const Activation& input, int rows) {
+  const size_t element = input.precision == Precision::kF32    ? 4
+                         : input.precision == Precision::kBf16 ? 2
+                                                               : 1;
+  const size_t bytes = static_cast<size_t>(std::min(rows, kMostRowsToPrefetch)) *
+                       static_cast<size_t>(input.stride) * element;
+  const auto* data = static_cast<const uint8_t*>(input.data);
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + at, 0, 2);
+}
+
+}  // namespace
+
 // A linear layer with its columns shared out among the threads.
 void Program::run_linear(const Op& op, int rows) {
   const LinearArgs common = linear_args(op);
@@ -191,6 +213,7 @@ void Program::run_linear(const Op& op, int rows) {
   pool_.parallel(columns.pieces(), [&](int piece, int thread) {
     LinearArgs args = common;
     args.ahead = ahead_of(thread);
+    if (piece == pool_.first_piece(columns.pieces(), thread)) prefetch_input(*args.input, rows);
     const int first = columns.first_panel(piece);
     const int last = std::min(args.weight->panels(), first + columns.panels_per_piece);
     const int row_begin = piece / columns.groups * kRowsPerPiece;
@@ -218,6 +241,8 @@ void Program::run_gated(const Op& op, int rows) {
   pool_.parallel(columns.pieces(), [&](int piece, int thread) {
     GatedArgs args = gated_args(op, thread);
     args.linear.ahead = ahead_of(thread);
+    if (piece == pool_.first_piece(columns.pieces(), thread))
+      prefetch_input(*args.linear.input, rows);
     args.next_group = read_next(op, columns, piece, thread);
     const int row_begin = piece / columns.groups * kRowsPerPiece;
     table_->gated_linear(args, columns.first_panel(piece), row_begin,

@@ -34,7 +34,9 @@ class Patience {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) : runs_(new Run[static_cast<size_t>(threads > 1 ? threads : 1)]) {
+ThreadPool::ThreadPool(int threads)
+    : runs_(new Run[static_cast<size_t>(threads > 1 ? threads : 1)]),
+      done_(new Done[static_cast<size_t>(threads > 1 ? threads : 1)]) {
   for (int thread = 1; thread < threads; ++thread)
     workers_.emplace_back([this, thread] { work(thread); });
 }
@@ -86,32 +88,44 @@ bool ThreadPool::take_last(int victim, int* piece) {
   return false;
 }
 
-// Does this thread's run, then what it finds of others'.
+// Does this thread's run, then what it finds of others', and then says how much that was.
 void ThreadPool::take_all(int thread) {
   int piece = 0;
-  const auto finish = [&] {
-    function_(context_, piece, thread);
-    done_.fetch_add(1, std::memory_order_release);
+  uint64_t done = 0;
+  const auto finish = [&](const Task& task) {
+    task.function(task.body, piece, thread);
+    ++done;
   };
-  while (take_first(thread, &piece)) finish();
-  for (int step = 1; step < size(); ++step)
-    while (take_last((thread + step) % size(), &piece)) finish();
+  const auto run = [&](int of) -> const Task& { return runs_[static_cast<size_t>(of)].task; };
+  while (take_first(thread, &piece)) finish(run(thread));
+  for (int step = 1; step < size(); ++step) {
+    const int victim = (thread + step) % size();
+    while (take_last(victim, &piece)) finish(run(victim));
+  }
+  if (done == 0) return;
+  std::atomic<uint64_t>& pieces = done_[static_cast<size_t>(thread)].pieces;
+  pieces.store(pieces.load(std::memory_order_relaxed) + done, std::memory_order_release);
 }
 
-void ThreadPool::run(int pieces, Function function, const void* context) {
-  function_ = function;
-  context_ = context;
-  done_.store(0, std::memory_order_relaxed);
+void ThreadPool::run(int pieces, const Task& task) {
   epoch_ = (epoch_ + 1) & ((uint64_t{1} << (64 - 2 * kBits)) - 1);
   for (int thread = size() - 1; thread >= 0; --thread) {
+    Run& run = runs_[static_cast<size_t>(thread)];
+    run.task = task;
     const auto begin = static_cast<uint64_t>(first_piece(pieces, thread));
     const auto end = static_cast<uint64_t>(first_piece(pieces, thread + 1));
-    runs_[static_cast<size_t>(thread)].word.store(
-        (epoch_ << (2 * kBits)) | (end << kBits) | begin, std::memory_order_release);
+    run.word.store((epoch_ << (2 * kBits)) | (end << kBits) | begin, std::memory_order_release);
   }
+  all_pieces_ += static_cast<uint64_t>(pieces);
   take_all(0);
+  const auto num_done = [this] {
+    uint64_t sum = 0;
+    for (int thread = 0; thread < size(); ++thread)
+      sum += done_[static_cast<size_t>(thread)].pieces.load(std::memory_order_acquire);
+    return sum;
+  };
   Patience patience;
-  while (done_.load(std::memory_order_acquire) < pieces) patience.wait();
+  while (num_done() != all_pieces_) patience.wait();
 }
 
 void ThreadPool::work(int thread) {

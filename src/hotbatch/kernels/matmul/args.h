@@ -97,9 +97,12 @@ struct Activation {
   int stride = 0;  // K padded
   int groups = 0;  // quantised only
   void* data = nullptr;        // float, bfloat16 or int8, [M, stride]
-  float* scales = nullptr;     // [M, groups]
-  int32_t* offsets = nullptr;  // int8: -128 * sum of the group's bytes, [M, groups]
-  float* sums = nullptr;       // int4: scale * sum of the group's bytes, [M, groups]
+  // A group's scales for all rows lie together, so that a tile finds those of its rows in one
+  // cache line, and threads that quantise other groups or other rows write other lines.
+  int64_t scale_stride = 0;    // from one group to the next: M padded
+  float* scales = nullptr;     // [groups, scale_stride]
+  int32_t* offsets = nullptr;  // int8: -128 * sum of the group's bytes, [groups, scale_stride]
+  float* sums = nullptr;       // int4: scale * sum of the group's bytes, [groups, scale_stride]
 };
 
 // Memory that the next operation will read, fetched in small steps while this one computes: the

@@ -117,8 +117,8 @@ void tile_int8(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) 
   const Activation& input = *args.input;
   const uint8_t* w = weight.data + panel * weight.bytes_per_panel();
   const int8_t* x = static_cast<const int8_t*>(input.data) + int64_t{row} * input.stride;
-  const float* scales = input.scales + int64_t{row} * input.groups;
-  const int32_t* offsets = input.offsets + int64_t{row} * input.groups;
+  const float* scales = input.scales + row;
+  const int32_t* offsets = input.offsets + row;
   const int64_t stride = input.stride;
   const int groups = input.groups;
   prefetch_output<R>(args, panel, row);
@@ -126,7 +126,7 @@ void tile_int8(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) 
   HB_UNROLL for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = zero();
   for (int g = 0; g < groups; ++g) {
     vi acc[R][2];
-    HB_UNROLL for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = iset1(offsets[r * groups + g]);
+    HB_UNROLL for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = iset1(offsets[r]);
     HB_UNROLL for (int quad = 0; quad < kGroupInt8 / 4; ++quad) {
       if (quad % 4 == 0) ahead.step();
       const vbytes left = load_bytes(w + quad * 128);
@@ -138,12 +138,14 @@ void tile_int8(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) 
       }
     }
     HB_UNROLL for (int r = 0; r < R; ++r) {
-      const vf scale = set1(scales[r * groups + g]);
+      const vf scale = set1(scales[r]);
       total[r][0] = fma(to_float(acc[r][0]), scale, total[r][0]);
       total[r][1] = fma(to_float(acc[r][1]), scale, total[r][1]);
     }
     w += kGroupInt8 * kPanel;
     x += kGroupInt8;
+    scales += input.scale_stride;
+    offsets += input.scale_stride;
   }
   const vf left_scale = load(weight.scales + panel * kPanel);
   const vf right_scale = load(weight.scales + panel * kPanel + kLanes);
@@ -160,8 +162,8 @@ void tile_int4(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) 
   const Activation& input = *args.input;
   const uint8_t* w = weight.data + panel * weight.bytes_per_panel();
   const int8_t* x = static_cast<const int8_t*>(input.data) + int64_t{row} * input.stride;
-  const float* scales = input.scales + int64_t{row} * input.groups;
-  const float* sums = input.sums + int64_t{row} * input.groups;
+  const float* scales = input.scales + row;
+  const float* sums = input.sums + row;
   const int64_t stride = input.stride;
   const int groups = input.groups;
   prefetch_output<R>(args, panel, row);
@@ -191,13 +193,15 @@ void tile_int4(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) 
     const vf left_d = load_f16(halves), right_d = load_f16(halves + 16);
     const vf left_m = load_f16(halves + 32), right_m = load_f16(halves + 48);
     HB_UNROLL for (int r = 0; r < R; ++r) {
-      const vf scale = set1(scales[r * groups + g]);
-      const vf offset = set1(sums[r * groups + g]);
+      const vf scale = set1(scales[r]);
+      const vf offset = set1(sums[r]);
       total[r][0] = fma(to_float(acc[r][0]) * scale, left_d, fma(offset, left_m, total[r][0]));
       total[r][1] = fma(to_float(acc[r][1]) * scale, right_d, fma(offset, right_m, total[r][1]));
     }
     w += kInt4GroupBytes;
     x += kGroupInt4;
+    scales += input.scale_stride;
+    sums += input.scale_stride;
   }
   finish_rows<R>(args, panel, row, total);
 }

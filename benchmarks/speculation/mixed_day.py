@@ -17,8 +17,9 @@ For each part of the day and kind of client: requests that were asked for and se
 the mean seconds that one took, `took`. The gain is off's seconds over on's, per kind, and their
 geometric mean over the kinds, as no kind is worth more than another.
 
-`--real` runs a day on a server that does not guess and then the same on one that does, over HTTP,
-with clients of the same kinds and real text.
+`--real` runs a day on a server that does not guess, the same on one that does, and once more on one
+that does not (`off again`, which tells how noisy the machine is), over HTTP, with clients of the
+same kinds and real text.
 """
 
 from __future__ import annotations
@@ -174,6 +175,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             "on": figures(real_day(arguments, presence, _ON)),
         }
         record.append(show(0, sides, arguments))
+        again = figures(real_day(arguments, presence, ["--no-speculate"]))
+        print("\noff again, in place of on")
+        record.append(show(0, {"off": sides["off"], "on": again}, arguments))
     for seed in () if arguments.real else arguments.seeds:
         sides = {}
         for name, speculates in (("off", False), ("on", True)):

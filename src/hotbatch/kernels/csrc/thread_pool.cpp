@@ -130,7 +130,7 @@ void ThreadPool::run(int pieces, const Task& task) {
 
 void ThreadPool::work(int thread) {
   const std::atomic<uint64_t>& own = runs_[static_cast<size_t>(thread)].word;
-  uint64_t epoch = epoch_of(own.load(std::memory_order_acquire));
+  uint64_t epoch = 0;  // before the first loop, which may already be there
   for (;;) {
     {
       std::unique_lock<std::mutex> lock(mutex_);

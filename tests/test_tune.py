@@ -46,25 +46,29 @@ def test_what_was_found_is_kept_and_served_with(tmp_path: Path) -> None:
         EngineOptions(**TINY),
         "chat",
         curve_seconds=0.0,
-        confirm_seconds=0.2,
-        num_jobs=20,
+        search_seconds=0.0,
+        play_seconds=0.0,
         say=said.append,
     )
     assert outcome.path is not None
     assert any("GB/s" in line for line in said)
     assert {trial.settings.max_num_seqs for trial in outcome.trials} == {4, 16}
-    assert all(len(finalist.real) == 2 for finalist in outcome.finalists), "in each round"
-    assert [finalist.is_plain for finalist in outcome.finalists[:3]] == [True, True, False]
-    assert outcome.finalists[2].is_default
+    assert sum(finalist.is_plain for finalist in outcome.finalists) == 2
+    assert sum(finalist.is_default for finalist in outcome.finalists) == 1
+    assert len(outcome.chosen.real) == 2, "in each round"
+    assert any("to the real engine" in line and "at most" in line for line in said)
+    assert any(" left; " in line for line in said), "how far it is"
+    assert outcome.profile.host_seconds > 0.0
     served = assemble(EngineOptions(**TINY))
     assert not served.known.is_new
     assert served.known.profile == outcome.profile
     assert served.known.profile.is_full and served.known.profile.curve
     assert served.engine._scheduler.cost_model.is_trained
+    assert served.tuned == dict(outcome.profile.settings)
     if not outcome.chosen.is_default:
         assert served.options.max_num_seqs == outcome.chosen.trial.settings.max_num_seqs
     lines = table(outcome).splitlines()
-    assert "first-come batching" in lines[1 + len(outcome.finalists)]
+    assert "first-come batching" in lines[2 + len(outcome.finalists)]
     kept_all = all(one.attainment > 0.98 for one in outcome.finalists)
     assert ("tighter targets" in lines[-1]) == kept_all
     assert sum("chosen" in line for line in lines) == 1
@@ -75,7 +79,7 @@ def test_what_was_found_is_kept_and_served_with(tmp_path: Path) -> None:
 
 def finalist(worth: float, real: float | None, is_default: bool = False) -> Finalist:
     trial = Trial(Settings(8, 64), (Figures(worth, 100.0, 1.0),))
-    rounds = () if real is None else (Figures(real / 2, 50.0, 0.5), Figures(real, 100.0, 1.0))
+    rounds = () if real is None else (Figures(real / 2, 50.0, 0.5), Figures(1.5 * real, 50.0, 0.5))
     return Finalist(trial, rounds, is_default)
 
 
@@ -88,6 +92,15 @@ def test_the_default_stays_unless_another_is_clearly_better() -> None:
     assert choose([finalist(1.0, 1.0, True), finalist(2.0, 0.9)]).is_default
     plain = Finalist(Trial(Settings(8, 64, is_plain=True), better.trial.figures), better.real)
     assert choose([plain, default]) is default, "it is there to compare with"
+
+
+def test_only_who_played_as_many_rounds_is_compared() -> None:
+    default = finalist(1.0, 1.0, is_default=True)
+    lucky = Finalist(default.trial, (Figures(9.0, 50.0, 0.5),))
+    assert choose([lucky, default]) is default
+    beaten = Finalist(default.trial, (Figures(1.0, 50.0, 0.5),), is_default=True)
+    better = finalist(1.0, 1.01)
+    assert choose([beaten, better]) is better, "the default went home in the first round"
 
 
 def test_figures_over_loads_are_means_and_the_best_throughput() -> None:

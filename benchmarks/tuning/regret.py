@@ -43,6 +43,7 @@ from policy_machine import cpu
 
 from hotbatch.assembly import assemble
 from hotbatch.core.cost_model import CostModel, StepFeatures
+from hotbatch.core.policies import Policies, full_policies
 from hotbatch.engine.protocol import ExecutorInfo
 from hotbatch.options import EngineOptions
 from hotbatch.simulator import TimeOnlyExecutor
@@ -73,6 +74,14 @@ _CURVE_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
+class Still(Settings):
+    """The full scheduler with its online loops held still: chunks and seats are as large as set."""
+
+    def policies(self) -> Policies:
+        return full_policies(online=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Setup:
     """All that a worker needs to make a simulator anew, the same every time."""
 
@@ -84,14 +93,18 @@ class Setup:
 
 
 def grid() -> list[Settings]:
-    """All pairs, first come, first served, and by the full scheduler."""
-    pairs = [
-        Settings(seats, budget)
-        for seats in GRID_SEATS
-        for budget in GRID_BUDGETS
-        if budget >= seats
-    ]
-    return [replace(pair, is_plain=is_plain) for is_plain in (True, False) for pair in pairs]
+    """All pairs: first come, first served; the full scheduler held still; with its loops."""
+    pairs = [(seats, budget) for seats in GRID_SEATS for budget in GRID_BUDGETS if budget >= seats]
+    return [make(*pair) for make in (_first_come, Still, Settings) for pair in pairs]
+
+
+def _first_come(seats: int, budget: int) -> Settings:
+    return Settings(seats, budget, is_plain=True)
+
+
+def is_fixed(settings: Settings) -> bool:
+    """Nothing moves it while it serves."""
+    return settings.is_plain or isinstance(settings, Still)
 
 
 def documented_curve() -> tuple[tuple[float, ...], ...]:
@@ -132,7 +145,9 @@ def tuned(setup: Setup) -> Settings:
 
 
 def words(settings: Settings) -> str:
-    kind = "first-come" if settings.is_plain else "full"
+    kind = "full, still" if isinstance(settings, Still) else "full"
+    if settings.is_plain:
+        kind = "first-come"
     return f"{kind} {settings.max_num_seqs} x {settings.max_num_batched_tokens}"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.cost_model import CostModel
@@ -21,6 +21,7 @@ from hotbatch.core.speculation import AheadBook, DraftModel, Speculator, Texts
 from hotbatch.draft_model import join, load_draft_model, num_draft_blocks
 from hotbatch.engine.clock import MonotonicClock
 from hotbatch.engine.engine import Engine
+from hotbatch.engine.host_time import measure_host
 from hotbatch.engine.protocol import Executor, ExecutorInfo
 from hotbatch.engine.warm_up import warm_up
 from hotbatch.executor.kv_sizing import (
@@ -35,8 +36,9 @@ from hotbatch.models.loader import LoadedModel, load_model
 from hotbatch.options import EngineOptions, flag_of
 from hotbatch.profiled import (
     Known,
+    changed,
     keep_ceiling,
-    keep_curve,
+    keep_steps,
     know,
     primed_cost_model,
     profile_key,
@@ -56,6 +58,7 @@ Report = Callable[[str, int, int], None]
 _DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
 _STATIC_BATCH_SIZE = 16
 _STATIC_BATCH_TIMEOUT = 0.1  # seconds
+_HOST_MEASURING = 0.15  # seconds, at the first start
 _MAX_SLOTS = 2**31 - 1  # executors count the places of tokens in 32 bits
 
 
@@ -63,13 +66,14 @@ _MAX_SLOTS = 2**31 - 1  # executors count the places of tokens in 32 bits
 class Assembly:
     """A loaded model behind an engine that has not been started.
 
-    `options` are those in force, tuned ones included; `known` is what was known or measured of
+    `options` are those in force, tuned ones included, which are in `tuned` by name; `known` is what was known or measured of
     the machine. `name` is the model's own; `eos_token_ids` end an answer; `chat_template` is
     None for a model without one; `generation_defaults` are the sampling settings that its makers
     recommend, by parameter name. Whoever starts `engine` stops it; `close` is for all others.
     """
 
     options: EngineOptions
+    tuned: Mapping[str, Any]
     name: str
     engine: Engine
     known: Known
@@ -96,6 +100,10 @@ class Assembly:
     @property
     def info(self) -> ExecutorInfo:
         return self.engine.info
+
+    @property
+    def config(self) -> SchedulerConfig:
+        return self.engine.config
 
     def close(self) -> None:
         """Stop the engine at once, keep what it learnt and free the model. Idempotent."""
@@ -124,6 +132,7 @@ def assemble(
     draft = load_draft_model(options, tokenizer, _tokenizer)
     precision, why_precision = _precision(options, model)
     known = know(options, profile_key(options, model, precision, _kv_dtype(options, precision)))
+    asked = options
     if as_tuned:
         options = with_tuned(options, known.profile)
     executor = _executor(options, model, precision, why_precision, report)
@@ -142,9 +151,11 @@ def assemble(
             max_tokens=scheduler.config.max_num_batched_tokens,
             max_requests=scheduler.config.max_num_seqs,
         )
-        known = keep_curve(known, steps)
+        host_seconds = measure_host(executor, scheduler.config, _HOST_MEASURING)
+        known = keep_steps(known, steps, host_seconds)
     return Assembly(
         options=options,
+        tuned=changed(asked, options),
         name=model.name,
         engine=Engine(scheduler, executor, ceiling=known.profile.ceiling),
         known=known,

@@ -27,7 +27,7 @@ import typer
 from hotbatch import __version__
 from hotbatch.core.errors import HotbatchError, OptionError
 from hotbatch.models.embedded import EMBEDDED_MODEL_NAME
-from hotbatch.options import EngineOptions, SamplingOptions, ServerOptions
+from hotbatch.options import EngineOptions, SamplingOptions, ServerOptions, flag_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -226,6 +226,10 @@ def _announce(console: Console, assembly: Assembly, url: str, started: float) ->
         f"ready in {time.perf_counter() - started:.1f} s",
     ]
     console.print("; ".join(facts), soft_wrap=True)
+    if assembly.tuned:
+        values = ", ".join(f"{flag_of(name)} {value}" for name, value in assembly.tuned.items())
+        workload = escape(assembly.known.profile.tuned_for)
+        console.print(f"As tuned for {workload}: {values}", soft_wrap=True)
     console.print(f"Serving on [bold]{url}[/bold] (Ctrl-C to stop)", soft_wrap=True)
 
 

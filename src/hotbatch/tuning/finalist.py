@@ -14,7 +14,7 @@ _BETTER = 1.03  # times the default's goodput that another must reach to be kept
 @dataclass(frozen=True, slots=True)
 class Finalist:
     """A setting with what the simulator promised and what the engine brought in each round, over
-    its loads; `real` is empty where nothing was confirmed."""
+    its loads; `real` is empty where nothing was played, and short for who was beaten early."""
 
     trial: Trial
     real: tuple[Figures, ...] = ()
@@ -25,28 +25,48 @@ class Finalist:
         return self.trial.settings.is_plain
 
     @property
-    def best(self) -> Figures | None:
-        """The better of its rounds, as a neighbour can only make it worse."""
-        return max(self.real, key=lambda figures: figures.goodput, default=None)
+    def seen(self) -> Figures | None:
+        """What the engine brought, mean of its rounds."""
+        return mean(self.real) if self.real else None
 
     @property
     def goodput(self) -> float:
         """What the engine brought, else what the simulator promised."""
-        best = self.best
-        return self.trial.worth if best is None else best.goodput
+        return self.trial.worth if self.seen is None else self.seen.goodput
 
     @property
     def attainment(self) -> float:
         """Share of requests as promised, of the same."""
-        best = self.best
-        return self.trial.attainment if best is None else best.attainment
+        return self.trial.attainment if self.seen is None else self.seen.attainment
+
+
+def mean(figures: Sequence[Figures]) -> Figures:
+    count = len(figures)
+    return Figures(
+        sum(one.goodput for one in figures) / count,
+        sum(one.throughput for one in figures) / count,
+        sum(one.attainment for one in figures) / count,
+    )
+
+
+def to_the_end(finalists: Sequence[Finalist]) -> list[Finalist]:
+    """Those that played as many rounds as anybody: only their figures can be compared."""
+    most = max(len(finalist.real) for finalist in finalists)
+    return [finalist for finalist in finalists if len(finalist.real) == most]
+
+
+def best_plain(finalists: Sequence[Finalist]) -> Finalist | None:
+    """The better first-come batching of those that can be compared."""
+    plain = [finalist for finalist in to_the_end(finalists) if finalist.is_plain]
+    return max(plain, key=lambda finalist: finalist.goodput, default=None)
 
 
 def choose(finalists: Sequence[Finalist]) -> Finalist:
-    """The default, unless another is clearly better. Plain batching is there to compare with."""
-    default = next(finalist for finalist in finalists if finalist.is_default)
-    best = max(
-        (finalist for finalist in finalists if not finalist.is_plain),
-        key=lambda finalist: finalist.goodput,
-    )
-    return best if best.goodput > _BETTER * default.goodput else default
+    """The default, unless another is clearly better or beat it early. Plain batching is there to
+    compare with."""
+    left = [finalist for finalist in to_the_end(finalists) if not finalist.is_plain]
+    best = max(left, key=lambda finalist: finalist.goodput)
+    default = next((finalist for finalist in left if finalist.is_default), None)
+    if default is None or best.goodput > _BETTER * default.goodput:
+        return best
+    return default

@@ -6,32 +6,44 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hotbatch.core.errors import OptionError
-from hotbatch.tuning.finalist import Finalist
+from hotbatch.tuning.finalist import Finalist, best_plain
+from hotbatch.tuning.settings import Figures
 from hotbatch.tuning.trials import Trial
 
 
 def table(finalists: Sequence[Finalist], chosen: Finalist, block_size: int) -> str:
     """The finalists, a line each."""
     lines = [
-        f"{'sequences':>10}{'tokens':>8}{'KV tokens':>11}{'threads':>9}{'goodput':>10}"
-        f"{'as promised':>13}{'tokens/s':>10}{'real goodput':>14}{'real tokens/s':>15}"
+        f"{'':38}{'simulated':>29}{'on the engine':>33}",
+        f"{'sequences':>10}{'tokens':>8}{'KV tokens':>11}{'threads':>9}"
+        + 2 * f"{'goodput':>12}{'promised':>10}{'tokens/s':>10}",
     ]
+    most = max(len(finalist.real) for finalist in finalists)
     for finalist in finalists:
-        settings, trial, real = finalist.trial.settings, finalist.trial, finalist.best
-        marks = "  <- chosen" if finalist is chosen else ""
-        if finalist.is_default:
-            marks = " default" + marks
-        if finalist.is_plain:
-            marks = " first-come" + marks
+        settings, trial, seen = finalist.trial.settings, finalist.trial, finalist.seen
         cache = "" if settings.num_blocks is None else str(settings.num_blocks * block_size)
+        promised = Figures(trial.worth, trial.throughput, trial.attainment)
         lines.append(
             f"{settings.max_num_seqs:>10}{settings.max_num_batched_tokens:>8}{cache:>11}"
-            f"{settings.threads or '':>9}{trial.worth:>8.2f}/s{100 * trial.attainment:>11.0f} %"
-            f"{trial.throughput:>10.0f}"
-            f"{'' if real is None else f'{real.goodput:.2f}/s':>14}"
-            f"{'' if real is None else f'{real.throughput:.0f}':>15}{marks}"
+            f"{settings.threads or '':>9}{_cells(promised)}"
+            f"{'' if seen is None else _cells(seen):32}"
+            f"{_words(finalist, most)}{'  <- chosen' if finalist is chosen else ''}".rstrip()
         )
     return "\n".join(lines)
+
+
+def _cells(figures: Figures) -> str:
+    return (
+        f"{figures.goodput:>10.2f}/s{100 * figures.attainment:>8.0f} %{figures.throughput:>10.0f}"
+    )
+
+
+def _words(finalist: Finalist, most: int) -> str:
+    """What a setting is, and whether it was played to the end."""
+    words = "  first-come" if finalist.is_plain else "  default" if finalist.is_default else ""
+    return words + (", beaten early" if words else "  beaten early") * (
+        0 < len(finalist.real) < most
+    )
 
 
 def frontier(trials: Sequence[Trial]) -> list[Trial]:
@@ -125,10 +137,9 @@ def _marks(
 ) -> list[tuple[Finalist, tuple[str, str, str]]]:
     """Whom to mark: the chosen one, the default, the best of plain batching."""
     marked = []
-    plain = [finalist for finalist in finalists if finalist.is_plain]
-    if plain:
-        best = max(plain, key=lambda finalist: finalist.goodput)
-        marked.append((best, ("s", "tab:red", "first-come")))
+    plain = best_plain(finalists)
+    if plain is not None:
+        marked.append((plain, ("s", "tab:red", "first-come")))
     default = next(finalist for finalist in finalists if finalist.is_default)
     marked.append((default, ("o", "tab:blue", "default")))
     marked.append((chosen, ("*", "tab:orange", "chosen")))

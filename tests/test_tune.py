@@ -55,9 +55,9 @@ def test_what_was_found_is_kept_and_served_with(tmp_path: Path) -> None:
     assert {trial.settings.max_num_seqs for trial in outcome.trials} == {4, 16}
     assert sum(finalist.is_plain for finalist in outcome.finalists) == 2
     assert sum(finalist.is_default for finalist in outcome.finalists) == 1
-    assert len(outcome.chosen.real) == 2, "in each round"
+    assert outcome.chosen.real, "it was played"
     assert any("to the real engine" in line and "at most" in line for line in said)
-    assert any(" left; " in line for line in said), "how far it is"
+    assert any(" left: " in line for line in said), "how far it is"
     assert outcome.profile.host_seconds > 0.0
     served = assemble(EngineOptions(**TINY))
     assert not served.known.is_new

@@ -372,13 +372,13 @@ def tune(
         engine,
         workload,
         with_engine=confirm,
-        say=lambda text: console.print(text, markup=False),
+        say=lambda text: console.print(text, markup=False, soft_wrap=True),
     )
     print(tuning.table(outcome))
     if plot is not None:
         tuning.plot(outcome, plot)
     if outcome.path is not None:
-        console.print(f"Kept in {outcome.path}; serve uses it.", markup=False)
+        console.print(f"Kept in {outcome.path}; serve uses it.", markup=False, soft_wrap=True)
 
 
 @app.command()

@@ -47,6 +47,7 @@ from hotbatch.tuning import (
     report,
     search,
     settings,
+    times_better,
 )
 from hotbatch.tuning.workload import jobs_of
 
@@ -55,7 +56,7 @@ _TRIED_SECONDS = 6.0  # with a number of threads that is only tried
 _HOST_SECONDS = 1.0  # of measuring the host's part in a step
 _SEARCH_SECONDS = 30.0  # of traffic at the machine's best: a queue takes its time to grow
 _LEAST_JOBS, _MOST_JOBS = 40, 1500  # of a workload
-_PLAY_SECONDS = 8.0  # of arrivals, each time that a finalist is played to the engine
+_PLAY_SECONDS = 20.0  # of arrivals, each time that a finalist is played to the engine
 _LONGEST = 4096  # tokens of a request
 _ALL = 0.98  # of the requests were served as promised: nothing tells the settings apart
 _CACHES = (2, 4)  # times the usual cache that are tried
@@ -316,16 +317,16 @@ def _played(
     playing = [one for one in finalists if one is plain or not one.is_plain]
     plan = Plan(simulator.jobs, simulator.capacity, seconds)
     say(
-        f"Playing {len(playing)} of them to the real engine: "
+        f"Playing {len(playing)} of them to the real engine, {plan.rate:.1f} requests a second: "
         f"{_minutes(plan.seconds_of(len(playing)))} at most"
     )
 
-    def tell(finalist: Finalist, load: float, left: float) -> None:
+    def tell(finalist: Finalist, left: float) -> None:
         one = finalist.trial.settings
+        kind = ", first come first served" if one.is_plain else ""
         say(
-            f"  {_minutes(left)} left; {one.max_num_seqs} sequences, "
-            f"{one.max_num_batched_tokens} tokens{', first come first served' if one.is_plain else ''}, "
-            f"at {load:.1f} of the machine's best"
+            f"  {_minutes(left)} left: {one.max_num_seqs} sequences, "
+            f"{one.max_num_batched_tokens} tokens{kind}"
         )
 
     def play(settings: Settings, jobs: Sequence[Job], rate: float) -> Figures:
@@ -354,8 +355,8 @@ def table(outcome: Outcome) -> str:
     """The finalists, a line each, and what the chosen one brings against plain batching."""
     lines = [report.table(outcome.finalists, outcome.chosen, outcome.block_size)]
     plain = best_plain(outcome.finalists)
-    if plain is not None and plain.goodput > 0.0:
-        times = outcome.chosen.goodput / plain.goodput
+    if plain is not None:
+        times = times_better(outcome.chosen, plain)
         lines.append(f"{times:.2f} times the goodput of first-come batching")
     if all(finalist.attainment > _ALL for finalist in outcome.finalists):
         lines.append(

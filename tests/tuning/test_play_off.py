@@ -6,8 +6,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from hotbatch.tuning import Figures, Finalist, Job, Plan, Settings, Trial, play_off
-from hotbatch.tuning.play_off import LOADS
+from hotbatch.tuning import (
+    Figures,
+    Finalist,
+    Job,
+    Plan,
+    Settings,
+    Trial,
+    best_plain,
+    choose,
+    play_off,
+    times_better,
+)
 from hotbatch.tuning.report import table
 from hotbatch.tuning.workload import PROFILES, make_jobs, piece_of
 
@@ -22,61 +32,73 @@ def finalist(seats: int, *, is_plain: bool = False, is_default: bool = False) ->
 
 FINALISTS = [
     finalist(1, is_plain=True),
-    finalist(2, is_plain=True),
     finalist(64, is_default=True),
     finalist(32),
     finalist(16),
     finalist(8),
 ]
-GOODPUT = {1: 1.0, 2: 2.0, 64: 9.9, 32: 10.0, 16: 9.8, 8: 3.0}
+GOODPUT = {1: 2.0, 64: 9.9, 32: 10.0, 16: 9.8, 8: 3.0}
 
 
 class Engine:
-    """Brings what GOODPUT says, and remembers what it was asked to play."""
+    """Brings what GOODPUT says, and remembers what it was asked."""
 
-    def __init__(self, goodput: dict[int, float]) -> None:
-        self.goodput = goodput
+    def __init__(self, **changes: float) -> None:
+        self.goodput = {**GOODPUT, **{int(seats[1:]): value for seats, value in changes.items()}}
         self.played: list[tuple[int, tuple[Job, ...], float]] = []
 
     def play(self, settings: Settings, jobs: Sequence[Job], rate: float) -> Figures:
         self.played.append((settings.max_num_seqs, tuple(jobs), rate))
         return Figures(self.goodput[settings.max_num_seqs], 50.0, 0.5)
 
-    def seats(self, first: int, last: int) -> list[int]:
-        return [seats for seats, _, _ in self.played[first:last]]
+    @property
+    def seats(self) -> list[int]:
+        return [seats for seats, _, _ in self.played]
+
+
+def rounds(played: Sequence[Finalist]) -> dict[int, int]:
+    return {one.trial.settings.max_num_seqs: len(one.real) for one in played}
 
 
 def test_who_is_beaten_clearly_goes_home_and_the_default_with_it() -> None:
-    played = play_off(FINALISTS, PLAN, Engine(GOODPUT).play)
-    rounds = {one.trial.settings.max_num_seqs: len(one.real) for one in played}
-    assert rounds == {1: 1, 2: 2, 64: 2, 32: 2, 16: 1, 8: 1}, "the best two, the better plain one"
-    beaten = play_off(FINALISTS, PLAN, Engine({**GOODPUT, 64: 9.0}).play)
-    rounds = {one.trial.settings.max_num_seqs: len(one.real) for one in beaten}
-    assert rounds[64] == 1 and rounds[16] == 2
-    assert "default, beaten early" in table(beaten, beaten[3], 16)
+    played = play_off(FINALISTS, PLAN, Engine().play)
+    assert rounds(played) == {1: 1, 64: 2, 32: 2, 16: 1, 8: 1}, "the best two go on"
+    assert choose(played).is_default, "nobody is clearly better"
+    beaten = play_off(FINALISTS, PLAN, Engine(s64=9.0).play)
+    assert rounds(beaten) == {1: 1, 64: 1, 32: 2, 16: 2, 8: 1}
+    assert choose(beaten) is beaten[2]
+    assert "default, beaten early" in table(beaten, beaten[2], 16)
+    alone = play_off(FINALISTS, PLAN, Engine(s32=20.0).play)
+    assert rounds(alone) == {1: 1, 64: 1, 32: 1, 16: 1, 8: 1}, "against whom should it play?"
+    assert choose(alone) is alone[2]
+
+
+def test_first_come_batching_is_compared_in_the_round_that_it_played() -> None:
+    played = play_off(FINALISTS, PLAN, Engine().play)
+    plain = best_plain(played)
+    assert plain is played[0]
+    second = Figures(99.0, 50.0, 0.5)
+    lucky = Finalist(played[2].trial, (played[2].real[0], second))
+    assert times_better(lucky, plain) == pytest.approx(5.0)
+    assert times_better(finalist(4), finalist(2)) == 1.0, "by what the simulator promised"
 
 
 def test_all_of_a_round_have_the_same_requests_and_take_turns() -> None:
-    engine = Engine(GOODPUT)
+    engine = Engine()
     play_off(FINALISTS, PLAN, engine.play)
-    first, second = engine.played[:12], engine.played[12:]
-    assert engine.seats(0, 6) == engine.seats(6, 12) == [1, 2, 64, 32, 16, 8]
-    assert engine.seats(12, 15) == engine.seats(15, 18) == [32, 64, 2], "the other way about"
-    for round_, count in ((first, 6), (second, 3)):
-        for index, load in enumerate(LOADS):
-            plays = round_[index * count : (index + 1) * count]
-            assert {rate for _, _, rate in plays} == {load * PLAN.capacity}
-            assert len({jobs for _, jobs, _ in plays}) == 1
+    assert engine.seats == [1, 64, 32, 16, 8, 32, 64], "the second round the other way about"
+    assert {rate for _, _, rate in engine.played} == {12.0}
+    first, second = engine.played[:5], engine.played[5:]
+    assert len({jobs for _, jobs, _ in first}) == len({jobs for _, jobs, _ in second}) == 1
     assert first[0][1] != second[0][1], "other requests in the second round"
 
 
 def test_it_is_said_how_long_it_takes() -> None:
     left: list[float] = []
-    play_off(FINALISTS, PLAN, Engine(GOODPUT).play, lambda one, load, seconds: left.append(seconds))
+    play_off(FINALISTS, PLAN, Engine().play, lambda one, seconds: left.append(seconds))
     assert left[0] == pytest.approx(PLAN.seconds_of(len(FINALISTS)))
     assert left == sorted(left, reverse=True)
-    assert left[-1] == pytest.approx(PLAN.play_seconds(LOADS[-1]))
-    assert PLAN.play_seconds(0.9) == pytest.approx(36 / 9 + 3.0)
+    assert left[-1] == pytest.approx(PLAN.play_seconds) == pytest.approx(4.0 + 3.0)
 
 
 def test_a_piece_begins_at_once_and_keeps_the_pace() -> None:

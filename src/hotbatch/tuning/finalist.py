@@ -13,8 +13,8 @@ _BETTER = 1.03  # times the default's goodput that another must reach to be kept
 
 @dataclass(frozen=True, slots=True)
 class Finalist:
-    """A setting with what the simulator promised and what the engine brought in each round, over
-    its loads; `real` is empty where nothing was played, and short for who was beaten early."""
+    """A setting with what the simulator promised and what the engine brought in each round that
+    it played; `real` is empty for who played none."""
 
     trial: Trial
     real: tuple[Figures, ...] = ()
@@ -49,22 +49,34 @@ def mean(figures: Sequence[Figures]) -> Figures:
     )
 
 
-def to_the_end(finalists: Sequence[Finalist]) -> list[Finalist]:
-    """Those that played as many rounds as anybody: only their figures can be compared."""
-    most = max(len(finalist.real) for finalist in finalists)
-    return [finalist for finalist in finalists if len(finalist.real) == most]
+def times_better(one: Finalist, other: Finalist) -> float:
+    """The ratio of their goodput in the rounds that both played, else of what the simulator
+    promised."""
+    rounds = min(len(one.real), len(other.real))
+    ours, theirs = one.trial.worth, other.trial.worth
+    if rounds:
+        ours, theirs = mean(one.real[:rounds]).goodput, mean(other.real[:rounds]).goodput
+    return ours / theirs if theirs else float("inf")
+
+
+def most_rounds(finalists: Sequence[Finalist]) -> int:
+    return max(len(finalist.real) for finalist in finalists)
 
 
 def best_plain(finalists: Sequence[Finalist]) -> Finalist | None:
-    """The better first-come batching of those that can be compared."""
-    plain = [finalist for finalist in to_the_end(finalists) if finalist.is_plain]
-    return max(plain, key=lambda finalist: finalist.goodput, default=None)
+    """The better first-come batching, of those that were played if any was."""
+    plain = [finalist for finalist in finalists if finalist.is_plain]
+    rounds = max((len(finalist.real) for finalist in plain), default=0)
+    left = [finalist for finalist in plain if len(finalist.real) == rounds]
+    return max(left, key=lambda finalist: finalist.goodput, default=None)
 
 
 def choose(finalists: Sequence[Finalist]) -> Finalist:
     """The default, unless another is clearly better or beat it early. Plain batching is there to
     compare with."""
-    left = [finalist for finalist in to_the_end(finalists) if not finalist.is_plain]
+    others = [finalist for finalist in finalists if not finalist.is_plain]
+    rounds = most_rounds(others)
+    left = [finalist for finalist in others if len(finalist.real) == rounds]
     best = max(left, key=lambda finalist: finalist.goodput)
     default = next((finalist for finalist in left if finalist.is_default), None)
     if default is None or best.goodput > _BETTER * default.goodput:

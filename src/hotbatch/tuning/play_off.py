@@ -2,9 +2,12 @@
 
 A machine is quicker in one minute than in the next, and some stretches of a workload are harder
 than others. So finalists are compared by what they played in the same rounds only: in a round
-all of them have the same requests, at each load in turn, and the second round goes the other
-way about. After the first one who is clearly beaten goes home, which leaves the time to those
-between whom it is close.
+all of them have the same requests, and the second round goes the other way about. Who is clearly
+beaten in the first one goes home, as does first-come batching, which is there to compare with;
+where one is left there is no second.
+
+A play is more than the machine can do, and long: where all fits, settings are alike, and a queue
+takes its time to grow.
 """
 
 from __future__ import annotations
@@ -13,16 +16,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hotbatch.tuning.finalist import Finalist
-from hotbatch.tuning.settings import Figures, Settings, over_loads
+from hotbatch.tuning.settings import Figures, Settings
 from hotbatch.tuning.workload import Job, piece_of
 
-# Of the machine's best: nearly full, and more than it can. Below, all settings are alike.
-LOADS = (0.9, 1.3)
+LOAD = 1.2  # of the machine's best
 ROUNDS = 2
-_LEFT = 2  # finalists besides first-come batching in the second round
+_LEFT = 2  # finalists in the second round
 _BEATEN = 0.95  # of the best one's goodput in the first round
-_LEAST_JOBS, _MOST_JOBS = 8, 400  # of a play
-_TAIL = 3.0  # seconds that the last answers of a play are thought to take
+_LEAST_JOBS, _MOST_JOBS = 8, 2000  # of a play
+_TAIL = 3.0  # seconds that its last answers are thought to take
 
 Play = Callable[[Settings, Sequence[Job], float], Figures]
 """Serve the jobs at so many a second with these settings; what came of it."""
@@ -42,59 +44,57 @@ class Plan:
     capacity: float
     seconds: float
 
-    def piece(self, number: int, load: float) -> list[Job]:
-        """The jobs of a round at a load."""
-        count = int(min(_MOST_JOBS, max(_LEAST_JOBS, self.seconds * load * self.capacity)))
+    @property
+    def rate(self) -> float:
+        """Requests a second."""
+        return LOAD * self.capacity
+
+    def piece(self, number: int) -> list[Job]:
+        """The jobs of a round."""
+        count = int(min(_MOST_JOBS, max(_LEAST_JOBS, self.seconds * self.rate)))
         count = min(count, len(self.jobs))
         return piece_of(self.jobs, min(number * count, len(self.jobs) - count), count)
 
-    def play_seconds(self, load: float) -> float:
+    @property
+    def play_seconds(self) -> float:
         """About how long a play takes."""
-        count = len(self.piece(0, load))
-        return count / (self.capacity * min(1.0, load)) + _TAIL
+        return len(self.piece(0)) / self.rate + _TAIL
 
     def seconds_of(self, num_finalists: int) -> float:
         """About how long all takes at most."""
-        num_plays = num_finalists + (ROUNDS - 1) * min(num_finalists, _LEFT + 1)
-        return num_plays * sum(map(self.play_seconds, LOADS))
+        return (num_finalists + (ROUNDS - 1) * _LEFT) * self.play_seconds
 
 
 def play_off(
     finalists: Sequence[Finalist],
     plan: Plan,
     play: Play,
-    on_play: Callable[[Finalist, float, float], None] = lambda finalist, load, left: None,
+    on_play: Callable[[Finalist, float], None] = lambda finalist, left: None,
 ) -> list[Finalist]:
     """Play all rounds; returns the finalists with what came of it, in the same order.
 
     Args:
-        on_play: told who is next, at which load, and how many seconds are left about.
+        on_play: told who is next, and how many seconds are left about, at most.
     """
-    standings = dict(enumerate(finalists))
-    playing = list(standings)
+    played = list(finalists)
+    playing = list(range(len(played)))
     for number in range(ROUNDS):
-        left = len(playing) + (ROUNDS - 1 - number) * min(len(playing), _LEFT + 1)
-        seconds = left * sum(map(plan.play_seconds, LOADS))
-        figures: dict[int, list[Figures]] = {index: [] for index in playing}
-        for load in LOADS:
-            piece = plan.piece(number, load)
-            for index in playing if number % 2 == 0 else playing[::-1]:
-                on_play(standings[index], load, seconds)
-                settings = standings[index].trial.settings
-                figures[index].append(play(settings, piece, load * plan.capacity))
-                seconds -= plan.play_seconds(load)
-        for index in playing:
-            one = standings[index]
-            standings[index] = replace(one, real=(*one.real, over_loads(figures[index])))
-        playing = [index for index in playing if _goes_on(standings[index], standings, playing)]
-    return list(standings.values())
+        if number and len(playing) < 2:
+            break
+        piece = plan.piece(number)
+        num_left = len(playing) + (ROUNDS - 1 - number) * _LEFT
+        for index in playing if number % 2 == 0 else playing[::-1]:
+            one = played[index]
+            on_play(one, num_left * plan.play_seconds)
+            figures = play(one.trial.settings, piece, plan.rate)
+            played[index] = replace(one, real=(*one.real, figures))
+            num_left -= 1
+        rivals = [played[index] for index in playing if not played[index].is_plain]
+        playing = [index for index in playing if _goes_on(played[index], rivals)]
+    return played
 
 
-def _goes_on(one: Finalist, standings: dict[int, Finalist], playing: Sequence[int]) -> bool:
-    """The better first-come batching does, to compare with; of the others the best few."""
-    rivals = [standings[index] for index in playing if standings[index].is_plain is one.is_plain]
-    best = max(rival.goodput for rival in rivals)
-    if one.is_plain:
-        return one.goodput == best
+def _goes_on(one: Finalist, rivals: Sequence[Finalist]) -> bool:
     better = sum(rival.goodput > one.goodput for rival in rivals)
-    return better < _LEFT and one.goodput >= _BEATEN * best
+    best = max(rival.goodput for rival in rivals)
+    return not one.is_plain and better < _LEFT and one.goodput >= _BEATEN * best

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hotbatch.core.errors import OptionError
-from hotbatch.tuning.finalist import Finalist, best_plain
+from hotbatch.tuning.finalist import Finalist, best_plain, most_rounds
 from hotbatch.tuning.settings import Figures
 from hotbatch.tuning.trials import Trial
 
@@ -18,7 +18,7 @@ def table(finalists: Sequence[Finalist], chosen: Finalist, block_size: int) -> s
         f"{'sequences':>10}{'tokens':>8}{'KV tokens':>11}{'threads':>9}"
         + 2 * f"{'goodput':>12}{'promised':>10}{'tokens/s':>10}",
     ]
-    most = max(len(finalist.real) for finalist in finalists)
+    most = most_rounds(finalists)
     for finalist in finalists:
         settings, trial, seen = finalist.trial.settings, finalist.trial, finalist.seen
         cache = "" if settings.num_blocks is None else str(settings.num_blocks * block_size)
@@ -40,10 +40,10 @@ def _cells(figures: Figures) -> str:
 
 def _words(finalist: Finalist, most: int) -> str:
     """What a setting is, and whether it was played to the end."""
-    words = "  first-come" if finalist.is_plain else "  default" if finalist.is_default else ""
-    return words + (", beaten early" if words else "  beaten early") * (
-        0 < len(finalist.real) < most
-    )
+    words = ["first-come"] * finalist.is_plain + ["default"] * finalist.is_default
+    if 0 < len(finalist.real) < most and not finalist.is_plain:
+        words.append("beaten early")
+    return "  " + ", ".join(words) if words else ""
 
 
 def frontier(trials: Sequence[Trial]) -> list[Trial]:

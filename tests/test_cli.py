@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -236,3 +237,18 @@ def test_generate_prints_an_answer_a_prompt() -> None:
     answers = [json.loads(line) for line in out.splitlines()]
     assert [answer["prompt"] for answer in answers] == ["one", "two"]
     assert [answer["completion_tokens"] for answer in answers] == [4, 4]
+
+
+def test_what_was_tuned_is_said_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assembly = SimpleNamespace(
+        name="m",
+        info=SimpleNamespace(num_blocks=2, block_size=16, description="int8", context_len=32),
+        tuned={"max_num_seqs": 48, "max_num_batched_tokens": 128},
+        known=SimpleNamespace(profile=SimpleNamespace(tuned_for="chat")),
+    )
+    cli._announce(cli._stderr_console(), assembly, "http://here", 0.0)  # type: ignore[arg-type]
+    said = capsys.readouterr().err
+    assert "As tuned for chat: --max-num-seqs 48, --max-num-batched-tokens 128" in said
+    assembly.tuned = {}
+    cli._announce(cli._stderr_console(), assembly, "http://here", 0.0)  # type: ignore[arg-type]
+    assert "tuned" not in capsys.readouterr().err

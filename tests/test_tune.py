@@ -94,15 +94,6 @@ def test_the_default_stays_unless_another_is_clearly_better() -> None:
     assert choose([plain, default]) is default, "it is there to compare with"
 
 
-def test_only_who_played_as_many_rounds_is_compared() -> None:
-    default = finalist(1.0, 1.0, is_default=True)
-    lucky = Finalist(default.trial, (Figures(9.0, 50.0, 0.5),))
-    assert choose([lucky, default]) is default
-    beaten = Finalist(default.trial, (Figures(1.0, 50.0, 0.5),), is_default=True)
-    better = finalist(1.0, 1.01)
-    assert choose([beaten, better]) is better, "the default went home in the first round"
-
-
 def test_figures_over_loads_are_means_and_the_best_throughput() -> None:
     light, heavy = Figures(2.0, 50.0, 1.0), Figures(3.0, 90.0, 0.5)
     assert over_loads([light, heavy]) == Figures(2.5, 90.0, 0.75)

@@ -66,10 +66,11 @@ _MAX_SLOTS = 2**31 - 1  # executors count the places of tokens in 32 bits
 class Assembly:
     """A loaded model behind an engine that has not been started.
 
-    `options` are those in force, tuned ones included, which are in `tuned` by name; `known` is what was known or measured of
-    the machine. `name` is the model's own; `eos_token_ids` end an answer; `chat_template` is
-    None for a model without one; `generation_defaults` are the sampling settings that its makers
-    recommend, by parameter name. Whoever starts `engine` stops it; `close` is for all others.
+    `options` are those in force; `tuned` are those of them that a profile set, by name; `known`
+    is what was known or measured of the machine. `name` is the model's own; `eos_token_ids` end
+    an answer; `chat_template` is None for a model without one; `generation_defaults` are the
+    sampling settings that its makers recommend, by parameter name. Whoever starts `engine` stops
+    it; `close` is for all others.
     """
 
     options: EngineOptions

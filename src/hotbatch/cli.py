@@ -379,6 +379,8 @@ def tune(
         tuning.plot(outcome, plot)
     if outcome.path is not None:
         console.print(f"Kept in {outcome.path}; serve uses it.", markup=False, soft_wrap=True)
+        if engine.ttft_slo is not None or engine.tpot_slo is not None:
+            console.print("Give serve the same --ttft-slo and --tpot-slo.")
 
 
 @app.command()

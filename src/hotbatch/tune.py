@@ -54,7 +54,7 @@ from hotbatch.tuning.workload import jobs_of
 _CURVE_SECONDS = 20.0
 _TRIED_SECONDS = 6.0  # with a number of threads that is only tried
 _HOST_SECONDS = 1.0  # of measuring the host's part in a step
-_SEARCH_SECONDS = 30.0  # of traffic at the machine's best: a queue takes its time to grow
+_SEARCH_SECONDS = 24.0  # of traffic at the machine's best: a queue takes its time to grow
 _LEAST_JOBS, _MOST_JOBS = 40, 1500  # of a workload
 _PLAY_SECONDS = 20.0  # of arrivals, each time that a finalist is played to the engine
 _LONGEST = 4096  # tokens of a request
@@ -242,7 +242,7 @@ def _block_bytes(parts: Assembly) -> int:
 def _search(
     simulator: Simulator, machine: _Machine, say: Say
 ) -> tuple[list[Trial], list[Finalist]]:
-    """All that was tried, and the finalists: plain batching, the default, the best two."""
+    """All that was tried, and the finalists: plain batching, the default, the best one."""
     pairs = all_pairs(machine.default)
     trials = search(simulator, candidates=pairs, on_round=_told(say))
     refined = refine(simulator, trials[0], num_blocks=machine.caches, threads=machine.other_threads)
@@ -263,8 +263,8 @@ def _search(
         for budget in _PLAIN_BUDGETS
     ]
     finalists.append(Finalist(standard, is_default=True))
-    best = list(dict.fromkeys([refined[0], *trials[:2]]))[:2]
-    finalists += [Finalist(trial) for trial in best if trial.settings != machine.default]
+    if refined[0].settings != machine.default and refined[0].worth > standard.worth:
+        finalists.append(Finalist(refined[0]))
     return [*refined[1:], *(trial for trial in trials if trial not in refined)], finalists
 
 
@@ -324,9 +324,13 @@ def _played(
     def tell(finalist: Finalist, left: float) -> None:
         one = finalist.trial.settings
         kind = ", first come first served" if one.is_plain else ""
+        cache = ""
+        if one.num_blocks is not None and one.num_blocks != machine.default.num_blocks:
+            cache = f", {one.num_blocks * machine.info.block_size} tokens of KV"
+        threads = "" if one.threads is None else f", {one.threads} threads"
         say(
             f"  {_minutes(left)} left: {one.max_num_seqs} sequences, "
-            f"{one.max_num_batched_tokens} tokens{kind}"
+            f"{one.max_num_batched_tokens} tokens{cache}{threads}{kind}"
         )
 
     def play(settings: Settings, jobs: Sequence[Job], rate: float) -> Figures:

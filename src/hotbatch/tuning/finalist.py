@@ -14,7 +14,7 @@ _BETTER = 1.03  # times the default's goodput that another must reach to be kept
 @dataclass(frozen=True, slots=True)
 class Finalist:
     """A setting with what the simulator promised and what the engine brought in each round that
-    it played; `real` is empty for who played none."""
+    it played; `real` is empty for one that played none."""
 
     trial: Trial
     real: tuple[Figures, ...] = ()
@@ -59,10 +59,6 @@ def times_better(one: Finalist, other: Finalist) -> float:
     return ours / theirs if theirs else float("inf")
 
 
-def most_rounds(finalists: Sequence[Finalist]) -> int:
-    return max(len(finalist.real) for finalist in finalists)
-
-
 def best_plain(finalists: Sequence[Finalist]) -> Finalist | None:
     """The better first-come batching, of those that were played if any was."""
     plain = [finalist for finalist in finalists if finalist.is_plain]
@@ -72,13 +68,8 @@ def best_plain(finalists: Sequence[Finalist]) -> Finalist | None:
 
 
 def choose(finalists: Sequence[Finalist]) -> Finalist:
-    """The default, unless another is clearly better or beat it early. Plain batching is there to
-    compare with."""
+    """The default, unless another is clearly better. Plain batching is there to compare with."""
+    default = next(finalist for finalist in finalists if finalist.is_default)
     others = [finalist for finalist in finalists if not finalist.is_plain]
-    rounds = most_rounds(others)
-    left = [finalist for finalist in others if len(finalist.real) == rounds]
-    best = max(left, key=lambda finalist: finalist.goodput)
-    default = next((finalist for finalist in left if finalist.is_default), None)
-    if default is None or best.goodput > _BETTER * default.goodput:
-        return best
-    return default
+    best = max(others, key=lambda finalist: times_better(finalist, default))
+    return best if times_better(best, default) > _BETTER else default

@@ -1,10 +1,10 @@
-"""The finalists against each other on the real engine, in two rounds.
+"""The finalists against each other on the real engine.
 
 A machine is quicker in one minute than in the next, and some stretches of a workload are harder
-than others. So finalists are compared by what they played in the same rounds only: in a round
-all of them have the same requests, and the second round goes the other way about. Who is clearly
-beaten in the first one goes home, as does first-come batching, which is there to compare with;
-where one is left there is no second.
+than others. So finalists are compared by what they played in the same rounds only, in which all
+have the same requests. Whoever is about to replace the default plays once more against it, the
+other way about: it must be better in both rounds together. First-come batching plays the first
+one, to compare with.
 
 A play is more than the machine can do, and long: where all fits, settings are alike, and a queue
 takes its time to grow.
@@ -15,15 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from hotbatch.tuning.finalist import Finalist
+from hotbatch.tuning.finalist import Finalist, choose
 from hotbatch.tuning.settings import Figures, Settings
 from hotbatch.tuning.workload import Job, piece_of
 
-LOAD = 1.2  # of the machine's best
-ROUNDS = 2
-_LEFT = 2  # finalists in the second round
-_BEATEN = 0.95  # of the best one's goodput in the first round
+LOAD = 1.4  # of the machine's best
 _LEAST_JOBS, _MOST_JOBS = 8, 2000  # of a play
+_ONCE_MORE = 2  # plays of the second round
 _TAIL = 3.0  # seconds that its last answers are thought to take
 
 Play = Callable[[Settings, Sequence[Job], float], Figures]
@@ -62,7 +60,7 @@ class Plan:
 
     def seconds_of(self, num_finalists: int) -> float:
         """About how long all takes at most."""
-        return (num_finalists + (ROUNDS - 1) * _LEFT) * self.play_seconds
+        return (num_finalists + _ONCE_MORE) * self.play_seconds
 
 
 def play_off(
@@ -77,24 +75,18 @@ def play_off(
         on_play: told who is next, and how many seconds are left about, at most.
     """
     played = list(finalists)
-    playing = list(range(len(played)))
-    for number in range(ROUNDS):
-        if number and len(playing) < 2:
-            break
+
+    def play_round(number: int, indices: Sequence[int], num_later: int) -> None:
         piece = plan.piece(number)
-        num_left = len(playing) + (ROUNDS - 1 - number) * _LEFT
-        for index in playing if number % 2 == 0 else playing[::-1]:
+        for place, index in enumerate(indices):
             one = played[index]
-            on_play(one, num_left * plan.play_seconds)
+            on_play(one, (len(indices) - place + num_later) * plan.play_seconds)
             figures = play(one.trial.settings, piece, plan.rate)
             played[index] = replace(one, real=(*one.real, figures))
-            num_left -= 1
-        rivals = [played[index] for index in playing if not played[index].is_plain]
-        playing = [index for index in playing if _goes_on(played[index], rivals)]
+
+    play_round(0, range(len(played)), _ONCE_MORE)
+    chosen = choose(played)
+    if not chosen.is_default:
+        again = [index for index, one in enumerate(played) if one is chosen or one.is_default]
+        play_round(1, again[::-1], 0)
     return played
-
-
-def _goes_on(one: Finalist, rivals: Sequence[Finalist]) -> bool:
-    better = sum(rival.goodput > one.goodput for rival in rivals)
-    best = max(rival.goodput for rival in rivals)
-    return not one.is_plain and better < _LEFT and one.goodput >= _BEATEN * best

@@ -123,3 +123,4 @@ def test_the_command_line_offers_it() -> None:
     result = CliRunner().invoke(app, ["tune", "--help"])
     assert result.exit_code == 0
     assert "--workload" in result.stdout
+    assert "[MODEL]" in result.stdout, "as in serve"

@@ -73,7 +73,7 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
 
     A parameter annotated with a dataclass of options.py becomes one option for each of its
     fields; the other parameters are typer's as they stand. MODEL is positional in `serve`, as
-    in other servers, and an option wherever the arguments are something else.
+    in other servers, and in `tune`, and an option wherever the arguments are something else.
     """
     signature = inspect.signature(function, eval_str=True)
     declared = {
@@ -85,7 +85,7 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
     for parameter in signature.parameters.values():
         if parameter.name in declared:
             parameters += _typer_parameters(
-                parameter.annotation, model_is_positional=function.__name__ == "serve"
+                parameter.annotation, model_is_positional=function.__name__ in ("serve", "tune")
             )
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))

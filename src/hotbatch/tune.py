@@ -42,6 +42,7 @@ from hotbatch.tuning import (
     confirm,
     make_jobs,
     measure_curve,
+    num_jobs,
     play_off,
     refine,
     report,
@@ -125,7 +126,9 @@ def tune(
     )
     trials, finalists = _search(simulator, machine, say)
     if with_engine:
-        finalists = _played(machine, simulator, finalists, profiles, play_seconds, say)
+        jobs = read_workload(workload, num_jobs(simulator.capacity, play_seconds), longest)
+        plan = Plan(jobs, simulator.capacity, play_seconds)
+        finalists = _played(machine, plan, finalists, targets, profiles, say)
     machine.unload()
     chosen = choose(finalists)
     found = chosen.trial.settings
@@ -305,17 +308,16 @@ def _targets(options: EngineOptions) -> Targets:
 
 def _played(
     machine: _Machine,
-    simulator: Simulator,
+    plan: Plan,
     finalists: Sequence[Finalist],
+    targets: Targets,
     profiles: Mapping[int | None, Profile],
-    seconds: float,
     say: Say,
 ) -> list[Finalist]:
     """The finalists as the real engine has them. Of the two that are first come, first served,
     the one with the better promise; it is there to compare with."""
     plain = max((one for one in finalists if one.is_plain), key=lambda one: one.goodput)
     playing = [one for one in finalists if one is plain or not one.is_plain]
-    plan = Plan(simulator.jobs, simulator.capacity, seconds)
     say(
         f"Playing {len(playing)} of them to the real engine, {plan.rate:.1f} requests a second: "
         f"{_minutes(plan.seconds_of(len(playing)))} at most"
@@ -340,7 +342,7 @@ def _played(
                 settings,
                 jobs,
                 rate,
-                simulator.targets,
+                targets,
                 lambda: primed_cost_model(profiles[settings.threads]),
             )
 

@@ -15,6 +15,7 @@ from hotbatch.tuning import (
     Trial,
     best_plain,
     choose,
+    num_jobs,
     play_off,
     times_better,
 )
@@ -93,6 +94,7 @@ def test_all_of_a_round_have_the_same_requests_and_take_turns() -> None:
     first, second = engine.played[:4], engine.played[4:]
     assert len({jobs for _, jobs, _ in first}) == len({jobs for _, jobs, _ in second}) == 1
     assert first[0][1] != second[0][1], "other requests in the second round"
+    assert len(JOBS) >= num_jobs(PLAN.capacity, PLAN.seconds) == 2 * len(first[0][1])
 
 
 def test_it_is_said_how_long_it_takes() -> None:

@@ -10,7 +10,7 @@ its step, by the same curve.
 from hotbatch.tuning.confirmation import confirm
 from hotbatch.tuning.curve import CurveStepTime, measure_curve
 from hotbatch.tuning.finalist import Finalist, best_plain, choose, times_better
-from hotbatch.tuning.play_off import Plan, play_off
+from hotbatch.tuning.play_off import Plan, num_jobs, play_off
 from hotbatch.tuning.settings import Figures, Settings, Targets, all_pairs, over_loads
 from hotbatch.tuning.trials import Simulator, Trial, best_rate, refine, search
 from hotbatch.tuning.workload import PROFILES, Job, make_jobs
@@ -33,6 +33,7 @@ __all__ = [
     "confirm",
     "make_jobs",
     "measure_curve",
+    "num_jobs",
     "over_loads",
     "play_off",
     "refine",

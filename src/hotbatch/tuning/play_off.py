@@ -20,6 +20,7 @@ from hotbatch.tuning.settings import Figures, Settings
 from hotbatch.tuning.workload import Job, piece_of
 
 LOAD = 1.4  # of the machine's best
+ROUNDS = 2
 _LEAST_JOBS, _MOST_JOBS = 8, 2000  # of a play
 _ONCE_MORE = 2  # plays of the second round
 _TAIL = 3.0  # seconds that its last answers are thought to take
@@ -33,7 +34,7 @@ class Plan:
     """What is played to each finalist.
 
     Args:
-        jobs: of the workload; each round has a piece of them.
+        jobs: of the workload, `num_jobs` if there are; each round has a piece of them.
         capacity: requests a second that the machine can do at best.
         seconds: of arrivals in a play.
     """
@@ -49,8 +50,7 @@ class Plan:
 
     def piece(self, number: int) -> list[Job]:
         """The jobs of a round."""
-        count = int(min(_MOST_JOBS, max(_LEAST_JOBS, self.seconds * self.rate)))
-        count = min(count, len(self.jobs))
+        count = min(num_jobs(self.capacity, self.seconds) // ROUNDS, len(self.jobs))
         return piece_of(self.jobs, min(number * count, len(self.jobs) - count), count)
 
     @property
@@ -61,6 +61,11 @@ class Plan:
     def seconds_of(self, num_finalists: int) -> float:
         """About how long all takes at most."""
         return (num_finalists + _ONCE_MORE) * self.play_seconds
+
+
+def num_jobs(capacity: float, seconds: float) -> int:
+    """How many all rounds need."""
+    return ROUNDS * int(min(_MOST_JOBS, max(_LEAST_JOBS, seconds * LOAD * capacity)))
 
 
 def play_off(

@@ -363,7 +363,11 @@ def table(outcome: Outcome) -> str:
     plain = best_plain(outcome.finalists)
     if plain is not None:
         times = times_better(outcome.chosen, plain)
-        lines.append(f"{times:.2f} times the goodput of first-come batching")
+        lines.append(
+            f"{times:.2f} times the goodput of first-come batching"
+            if times < math.inf
+            else "First-come batching served nobody as promised"
+        )
     if all(finalist.attainment > _ALL for finalist in outcome.finalists):
         lines.append(
             "Every setting kept nearly every promise: tighter targets (--ttft-slo, --tpot-slo) "

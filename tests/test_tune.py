@@ -13,9 +13,10 @@ from hotbatch.assembly import assemble
 from hotbatch.cli import app
 from hotbatch.core.errors import OptionError
 from hotbatch.executor import profile as profile_module
+from hotbatch.executor.precision import PrecisionChoice
 from hotbatch.options import EngineOptions
-from hotbatch.tune import plot, read_workload, table, tune
-from hotbatch.tuning import Figures, Finalist, Settings, Trial, choose, over_loads
+from hotbatch.tune import Outcome, plot, read_workload, table, tune
+from hotbatch.tuning import Figures, Finalist, Settings, Targets, Trial, choose, over_loads
 from hotbatch.tuning import settings as grid
 from hotbatch.tuning.report import frontier
 
@@ -77,6 +78,24 @@ def test_what_was_found_is_kept_and_served_with(tmp_path: Path) -> None:
     assert image.read_bytes()[:4] == b"\x89PNG"
 
 
+def test_one_precision_is_measured_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is left open it is measured at each start, and tune starts more than once."""
+    choices = iter(("bf16", "int8", "int8", "int8"))
+    monkeypatch.setattr(
+        "hotbatch.executor.precision.choose_precision",
+        lambda *_: PrecisionChoice(precision := next(choices), {precision: 1.0}),
+    )
+    outcome = tune(
+        EngineOptions(**{**TINY, "precision": "auto"}),
+        "chat",
+        with_engine=False,
+        curve_seconds=0.0,
+        search_seconds=0.0,
+    )
+    assert outcome.path is not None and "-bf16-" in outcome.path.name
+    assert len(list(choices)) == 3, "it was asked once"
+
+
 def finalist(worth: float, real: float | None, is_default: bool = False) -> Finalist:
     trial = Trial(Settings(8, 64), (Figures(worth, 100.0, 1.0),))
     rounds = () if real is None else (Figures(real / 2, 50.0, 0.5), Figures(1.5 * real, 50.0, 0.5))
@@ -92,6 +111,28 @@ def test_the_default_stays_unless_another_is_clearly_better() -> None:
     assert choose([finalist(1.0, 1.0, True), finalist(2.0, 0.9)]).is_default
     plain = Finalist(Trial(Settings(8, 64, is_plain=True), better.trial.figures), better.real)
     assert choose([plain, default]) is default, "it is there to compare with"
+
+
+def test_the_gain_over_first_come_batching_is_told() -> None:
+    def last_line(plain_goodput: float) -> str:
+        default = finalist(1.0, 3.0, is_default=True)
+        plain = Finalist(
+            Trial(Settings(8, 64, is_plain=True), default.trial.figures),
+            (Figures(plain_goodput, 50.0, 0.5),),
+        )
+        outcome = Outcome(
+            [],
+            [plain, default],
+            default,
+            Targets(1.0, 0.1),
+            None,
+            None,
+            16,  # type: ignore[arg-type]
+        )
+        return table(outcome).splitlines()[-1]
+
+    assert last_line(1.0) == "1.50 times the goodput of first-come batching"
+    assert last_line(0.0) == "First-come batching served nobody as promised"
 
 
 def test_figures_over_loads_are_means_and_the_best_throughput() -> None:

@@ -1,10 +1,11 @@
 """The pictures of docs/dashboard.md, from a real server in real Chromium.
 
-    python benchmarks/dashboard/pictures.py [night noon eviction speculation ahead phone dark]
-        [--to docs/images]
+    python benchmarks/dashboard/pictures.py [readme night noon eviction speculation ahead phone
+        dark] [--to docs/images]
 
+readme       a hundred clients of all classes with questions of all lengths
 night        a trickle of batch work on an otherwise idle server
-noon         a hundred clients of all classes at once
+noon         the hundred with short questions: the batch when it has begun to refill itself
 eviction     a cache that is too small for those who want to run
 speculation  texts that repeat what was written before, with guesses
 ahead        two agents whose next requests are computed while their tools work
@@ -47,6 +48,7 @@ class Scene:
     sends: Sequence[tuple[str, int, int, str, float]] = ()
     programs: Sequence[Callable[[httpx.Client, threading.Event], None]] = ()
     wait: float = 1.0
+    zoom: int = 0  # keystrokes on +
     options: Sequence[str] = ()
     width: int = 1440
     height: int = 1000
@@ -89,21 +91,25 @@ def agent(name: str, task: str, tool: float) -> Callable[[httpx.Client, threadin
     return loop
 
 
-_NOON = [("mixed", 100, 160, "Write a story about a lighthouse keeper.", 3.5)]
+_NOON = [("mixed", 100, 160, "Write a story about a lighthouse keeper.", 5.5)]
+_SEATS = ("--max-num-seqs", "64")
 SCENES = {
+    "readme": Scene([("mixed", 100, 200, "", 9.0)], options=_SEATS, height=1080),
     "night": Scene(
         [("batch", 1, 90, f"Summarise report {number}.", 1.6) for number in range(4)],
     ),
-    "noon": Scene(_NOON, options=("--max-num-seqs", "64")),
+    "noon": Scene(_NOON, options=_SEATS, zoom=1),
     "eviction": Scene(
         [
-            ("batch", 32, 250, "Write a long story about a lighthouse keeper.", 1.5),
-            ("interactive", 8, 200, "Write a long letter to a lighthouse keeper.", 1.5),
+            ("batch", 32, 250, "Write a long story about a lighthouse keeper.", 2.5),
+            ("interactive", 8, 200, "Write a long letter to a lighthouse keeper.", 2.0),
         ],
-        options=("--kv-cache-memory-bytes", "60M", "--max-num-seqs", "24", "--no-speculate"),
+        zoom=1,
+        options=("--kv-cache-memory-bytes", "45M", "--max-num-seqs", "24", "--no-speculate"),
     ),
     "speculation": Scene(
-        [("interactive", 8, 200, f"Repeat this code exactly:\n{_CODE}", 1.2)],
+        [("interactive", 8, 500, f"Repeat this code exactly:\n{_CODE}", 2.5)],
+        zoom=1,
         options=("--speculate",),
     ),
     "ahead": Scene(
@@ -113,8 +119,8 @@ SCENES = {
         ),
         wait=33.0,
     ),
-    "phone": Scene(_NOON, options=("--max-num-seqs", "64"), width=390, height=844, scale=2.0),
-    "dark": Scene(_NOON, options=("--max-num-seqs", "64"), scheme="dark"),
+    "phone": Scene(_NOON, options=_SEATS, width=390, height=844, scale=2.0),
+    "dark": Scene(_NOON, options=_SEATS, zoom=1, scheme="dark"),
 }
 
 
@@ -143,13 +149,15 @@ def take(name: str, scene: Scene, folder: Path) -> None:
         ]
         for thread in threads:
             thread.start()
+        for _ in range(scene.zoom):
+            page.keyboard.press("+")
         page.wait_for_timeout(1000 * scene.wait)
         for kind, count, max_tokens, prompt, wait in scene.sends:
             send(page, kind, count, max_tokens, prompt)
             time.sleep(wait)
         page.locator("#prompt").blur()
         page.evaluate("() => scrollTo(0, 0)")
-        path = folder / f"dashboard-{name}.png"
+        path = folder / ("dashboard.png" if name == "readme" else f"dashboard-{name}.png")
         page.screenshot(path=str(path))
         stopped.set()
         for thread in threads:

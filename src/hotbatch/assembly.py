@@ -40,6 +40,7 @@ from hotbatch.profiled import (
     keep_ceiling,
     keep_steps,
     know,
+    last_tuned,
     primed_cost_model,
     profile_key,
     with_tuned,
@@ -131,7 +132,7 @@ def assemble(
     if options.device == "cuda":
         _require_gpu()
     draft = load_draft_model(options, tokenizer, _tokenizer)
-    precision, why_precision = _precision(options, model)
+    precision, why_precision = _precision(options, model, as_tuned)
     known = know(options, profile_key(options, model, precision, _kv_dtype(options, precision)))
     asked = options
     if as_tuned:
@@ -253,20 +254,27 @@ def _executor(
         ) from error
 
 
-def _precision(options: EngineOptions, model: LoadedModel) -> tuple[str, str]:
-    """The weights' precision, and why where it was left to us."""
+def _precision(options: EngineOptions, model: LoadedModel, as_tuned: bool) -> tuple[str, str]:
+    """The weights' precision, and why where it was left to us: that for which `hotbatch tune`
+    measured last, else the fastest."""
     if options.precision != "auto":
         return options.precision, ""
     if options.device == "cuda":
         return "bf16", ""
     from hotbatch.executor.cpu_executor import usable_cpus
-    from hotbatch.executor.precision import choose_precision
+    from hotbatch.executor.precision import candidates, choose_precision
 
     layer = model.weights.layers[0]
-    choice = choose_precision(
-        (layer.qkv, layer.attention_out, layer.gate_up, layer.down),
-        options.threads or usable_cpus(),
-    )
+    weights = (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
+    if as_tuned:
+        keys = [
+            profile_key(options, model, precision, _kv_dtype(options, precision))
+            for precision in candidates(weights)
+        ]
+        tuned = last_tuned(keys)
+        if tuned is not None:
+            return tuned, "as it was tuned"
+    choice = choose_precision(weights, options.threads or usable_cpus())
     return choice.precision, choice.reason
 
 

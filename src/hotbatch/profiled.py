@@ -71,6 +71,17 @@ def know(options: EngineOptions, key: ProfileKey) -> Known:
     return Known(key, profile, is_new=True)
 
 
+def last_tuned(keys: Sequence[ProfileKey]) -> str | None:
+    """Of keys that differ in precision, that of the newest profile by `hotbatch tune`."""
+    full = [
+        (profile.made, key.precision)
+        for key in keys
+        for profile in [load_profile(key)]
+        if profile is not None and profile.is_full
+    ]
+    return max(full)[1] if full else None
+
+
 def keep_ceiling(known: Known, ceiling: Ceiling) -> None:
     """Let the next start know of a ceiling that turned out higher than it was measured."""
     if ceiling != known.profile.ceiling and load_profile(known.key) == known.profile:

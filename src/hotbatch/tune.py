@@ -194,6 +194,7 @@ class _Machine:
             self.other_threads = tuple({usable_cpus() - 1} - {0})
         self._options = dataclasses.replace(
             options,
+            precision=self.key.precision,
             max_num_seqs=max(*settings.SEATS, options.max_num_seqs),
             max_num_batched_tokens=max(*settings.BUDGETS, *_PLAIN_BUDGETS, budget),
             kv_cache_memory_bytes=self._bytes_of(max(self.caches, default=num_blocks)),

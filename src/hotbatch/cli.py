@@ -226,10 +226,11 @@ def _announce(console: Console, assembly: Assembly, url: str, started: float) ->
         f"ready in {time.perf_counter() - started:.1f} s",
     ]
     console.print("; ".join(facts), soft_wrap=True)
-    if assembly.tuned:
-        values = ", ".join(f"{flag_of(name)} {value}" for name, value in assembly.tuned.items())
-        workload = escape(assembly.known.profile.tuned_for)
-        console.print(f"As tuned for {workload}: {values}", soft_wrap=True)
+    profile = assembly.known.profile
+    if profile.tuned_for and (assembly.tuned or not profile.settings):
+        tuned = [f"{flag_of(name)} {value}" for name, value in assembly.tuned.items()]
+        words = ", ".join(tuned) or "the defaults are best"
+        console.print(f"As tuned for {escape(profile.tuned_for)}: {words}", soft_wrap=True)
     console.print(f"Serving on [bold]{url}[/bold] (Ctrl-C to stop)", soft_wrap=True)
 
 

@@ -23,7 +23,7 @@ LOAD = 1.4  # of the machine's best
 ROUNDS = 2
 _LEAST_JOBS, _MOST_JOBS = 8, 2000  # of a play
 _ONCE_MORE = 2  # plays of the second round
-_TAIL = 3.0  # seconds that its last answers are thought to take
+_TAIL = 7.0  # seconds that its last answers are thought to take
 
 Play = Callable[[Settings, Sequence[Job], float], Figures]
 """Serve the jobs at so many a second with these settings; what came of it."""

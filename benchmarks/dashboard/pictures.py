@@ -48,7 +48,7 @@ class Scene:
     sends: Sequence[tuple[str, int, int, str, float]] = ()
     programs: Sequence[Callable[[httpx.Client, threading.Event], None]] = ()
     wait: float = 1.0
-    zoom: int = 0  # keystrokes on +
+    zoom: int = 0  # times that the span is made shorter
     options: Sequence[str] = ()
     width: int = 1440
     height: int = 1000
@@ -94,7 +94,7 @@ def agent(name: str, task: str, tool: float) -> Callable[[httpx.Client, threadin
 _NOON = [("mixed", 100, 160, "Write a story about a lighthouse keeper.", 5.5)]
 _SEATS = ("--max-num-seqs", "64")
 SCENES = {
-    "readme": Scene([("mixed", 100, 200, "", 9.0)], options=_SEATS, height=1080),
+    "readme": Scene([("mixed", 100, 200, "", 6.0)], options=_SEATS, height=1080, zoom=1),
     "night": Scene(
         [("batch", 1, 90, f"Summarise report {number}.", 1.6) for number in range(4)],
     ),
@@ -102,7 +102,8 @@ SCENES = {
     "eviction": Scene(
         [
             ("batch", 32, 250, "Write a long story about a lighthouse keeper.", 2.5),
-            ("interactive", 8, 200, "Write a long letter to a lighthouse keeper.", 2.0),
+            ("interactive", 8, 200, "Write a long letter to a lighthouse keeper.", 0.8),
+            ("interactive", 8, 200, "Write a long letter to a lighthouse.", 1.4),
         ],
         zoom=1,
         options=("--kv-cache-memory-bytes", "45M", "--max-num-seqs", "24", "--no-speculate"),
@@ -150,7 +151,7 @@ def take(name: str, scene: Scene, folder: Path) -> None:
         for thread in threads:
             thread.start()
         for _ in range(scene.zoom):
-            page.keyboard.press("+")
+            page.locator("#closer").click()
         page.wait_for_timeout(1000 * scene.wait)
         for kind, count, max_tokens, prompt, wait in scene.sends:
             send(page, kind, count, max_tokens, prompt)

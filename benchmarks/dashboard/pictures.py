@@ -101,15 +101,14 @@ SCENES = {
     "noon": Scene(_NOON, options=_SEATS, zoom=1),
     "eviction": Scene(
         [
-            ("batch", 32, 250, "Write a long story about a lighthouse keeper.", 2.5),
-            ("interactive", 8, 200, "Write a long letter to a lighthouse keeper.", 0.8),
-            ("interactive", 8, 200, "Write a long letter to a lighthouse.", 1.4),
+            ("batch", 32, 250, "Write a long story about a lighthouse keeper.", 2.0),
+            ("interactive", 8, 200, "Write a long letter to a lighthouse keeper.", 1.8),
         ],
         zoom=1,
-        options=("--kv-cache-memory-bytes", "45M", "--max-num-seqs", "24", "--no-speculate"),
+        options=("--kv-cache-memory-bytes", "60M", "--max-num-seqs", "24", "--no-speculate"),
     ),
     "speculation": Scene(
-        [("interactive", 8, 500, f"Repeat this code exactly:\n{_CODE}", 2.5)],
+        [("interactive", 8, 500, f"Repeat this code exactly:\n{_CODE}", 1.8)],
         zoom=1,
         options=("--speculate",),
     ),
@@ -136,7 +135,7 @@ def send(page: Any, kind: str, count: int, max_tokens: int, prompt: str) -> None
 
 def take(name: str, scene: Scene, folder: Path) -> None:
     with (
-        serving(scene.options) as url,
+        serving(("--precision", "int8", *scene.options)) as url,
         open_browser(
             url, width=scene.width, height=scene.height, scheme=scene.scheme, scale=scene.scale
         ) as page,

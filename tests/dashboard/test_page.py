@@ -185,6 +185,25 @@ def test_nothing_is_wider_than_the_screen(browser: Any, width: int) -> None:
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_a_new_size_is_drawn_at_once(browser: Any) -> None:
+    """The browser shows what is there after a change of size, and an empty canvas is black."""
+    pixel = """() => {
+      const canvas = document.getElementById("lanes");
+      const ink = canvas.getContext("2d");
+      return [canvas.width, ...ink.getImageData(canvas.width / 2, 9, 1, 1).data];
+    }"""
+    with serving(make_rig()) as rig, opened(browser, rig.url) as seen:
+        is_live(seen)
+        width, *colour = seen.page.evaluate(pixel)
+        assert colour != [0, 0, 0, 255]
+        seen.page.evaluate("() => { window.requestAnimationFrame = () => 0; }")
+        seen.page.set_viewport_size({"width": 1000, "height": 700})
+        seen.page.wait_for_function(
+            f"() => document.getElementById('lanes').width !== {width}", polling=50
+        )
+        assert seen.page.evaluate(pixel)[1:] == colour
+
+
 def test_the_lanes_follow_the_scheduler(browser: Any) -> None:
     """Few blocks: somebody is paused or evicted, and the page knows."""
     rig = make_rig(executor=SLOW, num_blocks=40, max_num_seqs=8)

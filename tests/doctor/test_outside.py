@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -178,3 +179,13 @@ def test_a_line_for_each_distance_that_guessed() -> None:
     assert "Guesses of beyond: 160 tokens a second" in text
     assert "idle" not in text.partition("Guesses")[2]
     assert '"beyond"' in as_json(judge(window), window)
+
+
+@pytest.mark.parametrize(
+    ("gain", "said"), [(0.3, "30 % more throughput"), (9.5, "10 times the throughput")]
+)
+def test_a_large_gain_is_told_as_a_factor(gain: float, said: str) -> None:
+    window = window_of(running=2.0)
+    verdict = judge(window)
+    finding = replace(verdict.findings[0], gain=gain)
+    assert said in as_text(replace(verdict, findings=(finding,)), window)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -262,3 +263,16 @@ def test_what_was_tuned_is_said_at_the_start(
     cli._announce(cli._stderr_console(), assembly, "http://here", 0.0)  # type: ignore[arg-type]
     heard = capsys.readouterr().err
     assert said in heard and ("tuned" in heard) == bool(said)
+
+
+def test_what_others_say_at_each_request_is_not_in_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loggers = {name: logging.getLogger(name) for name in ("uvicorn", "httpx")}
+    for logger in loggers.values():
+        monkeypatch.setattr(logger, "level", logging.NOTSET)
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    cli._set_up_logging("debug")
+    assert {logger.level for logger in loggers.values()} == {logging.NOTSET}
+    cli._set_up_logging("info")
+    assert {logger.level for logger in loggers.values()} == {logging.WARNING}

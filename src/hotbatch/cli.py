@@ -450,8 +450,9 @@ def _set_up_logging(level: str) -> None:
     logging.basicConfig(
         level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    if level == "info":  # that it has started and stopped is said by us
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    if level == "info":  # that it has started and stopped is said by us, and each trace by nobody
+        for name in ("uvicorn", "httpx"):
+            logging.getLogger(name).setLevel(logging.WARNING)
 
 
 if __name__ == "__main__":

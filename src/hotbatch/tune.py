@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hotbatch.assembly import Assembly, assemble
 from hotbatch.bench.traces import TraceError, read_azure, read_mooncake
@@ -194,7 +194,7 @@ class _Machine:
             self.other_threads = tuple({usable_cpus() - 1} - {0})
         self._options = dataclasses.replace(
             options,
-            precision=self.key.precision,
+            precision=cast(Any, self.key.precision),  # one for all that is measured
             max_num_seqs=max(*settings.SEATS, options.max_num_seqs),
             max_num_batched_tokens=max(*settings.BUDGETS, *_PLAIN_BUDGETS, budget),
             kv_cache_memory_bytes=self._bytes_of(max(self.caches, default=num_blocks)),

@@ -48,7 +48,8 @@ def watch(
         started = time.monotonic()
         scrapes = [_scrape(http, started)]
         with _Load(http, num_clients):
-            while (left := started + seconds - time.monotonic()) > 0.0:
+            until = time.monotonic() + seconds
+            while (left := until - time.monotonic()) > 0.0:
                 on_scrape(left)
                 time.sleep(min(_INTERVAL, left))
                 scrapes.append(_scrape(http, started))

@@ -187,21 +187,28 @@ def test_nothing_is_wider_than_the_screen(browser: Any, width: int) -> None:
 
 def test_a_new_size_is_drawn_at_once(browser: Any) -> None:
     """The browser shows what is there after a change of size, and an empty canvas is black."""
-    pixel = """() => {
-      const canvas = document.getElementById("lanes");
-      const ink = canvas.getContext("2d");
-      return [canvas.width, ...ink.getImageData(canvas.width / 2, 9, 1, 1).data];
-    }"""
     with serving(make_rig()) as rig, opened(browser, rig.url) as seen:
         is_live(seen)
-        width, *colour = seen.page.evaluate(pixel)
-        assert colour != [0, 0, 0, 255]
-        seen.page.evaluate("() => { window.requestAnimationFrame = () => 0; }")
-        seen.page.set_viewport_size({"width": 1000, "height": 700})
-        seen.page.wait_for_function(
-            f"() => document.getElementById('lanes').width !== {width}", polling=50
+        colours = seen.page.evaluate(
+            """async () => {
+              const { Lanes } = await import("/dashboard/lanes.js");
+              const { LaneBook } = await import("/dashboard/lane_book.js");
+              const stage = document.createElement("div");
+              stage.style = "width: 400px; height: 200px";
+              document.body.append(stage);
+              const canvas = document.createElement("canvas");
+              stage.append(canvas);
+              const lanes = new Lanes(canvas, new LaneBook(), ["batch", "standard", "interactive"]);
+              const middle = () => [...lanes.view.getImageData(canvas.width / 2, 9, 1, 1).data];
+              const first = middle();
+              stage.style.width = "300px";
+              lanes.restyle();
+              return [first, middle(), canvas.width];
+            }"""
         )
-        assert seen.page.evaluate(pixel)[1:] == colour
+        first, second, width = colours
+        assert width == 300
+        assert first == second and first[3] == 255, "nothing is drawn where nothing covers"
 
 
 def test_the_lanes_follow_the_scheduler(browser: Any) -> None:

@@ -28,11 +28,12 @@ BATCH, STANDARD, INTERACTIVE = ServiceClass
 
 
 def decoding(
-    count: int = 8, *, promised: LatencyTargets | None = None, **fields: object
+    count: int = 8, *, promised: LatencyTargets | None = None, without: str = "", **fields: object
 ) -> Scheduler:
     """So many requests that decode, under a model of a millisecond a step and one a token."""
     scheduler = full_scheduler(
         cost_model=LinearCost(),
+        without=without,
         num_blocks=5000,
         max_model_len=1000,
         max_num_seqs=32,
@@ -55,6 +56,12 @@ def test_a_prompt_is_hardly_felt_by_those_who_decode() -> None:
     scheduler.add(make_request("long", 300, max_tokens=1))
     # 32 ms without it, so 72 ms with it: 71 rows.
     assert sizes(run_step(scheduler)[0])["long"] == 40
+
+
+def test_held_still_a_prompt_takes_the_whole_budget() -> None:
+    scheduler = decoding(31, without="online")
+    scheduler.add(make_request("long", 300, max_tokens=1))
+    assert sizes(run_step(scheduler)[0])["long"] == 300
 
 
 def test_a_step_has_room_for_a_small_chunk_however_little_time_there_is() -> None:

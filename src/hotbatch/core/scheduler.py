@@ -389,6 +389,7 @@ class Scheduler:
             prompt_tokens=self._num_prompt_tokens,
             generated_tokens=self._num_generated_tokens,
             num_paused=num_paused,
+            num_evicted=self._roster.num_evicted,
             pauses=self._preemptor.num_pauses,
             expired=self._num_expired,
             guesses={**drafts, **self.idle_work.accounts()},

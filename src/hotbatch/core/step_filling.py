@@ -106,7 +106,9 @@ class StepFiller:
         self, decodes: list[list[Request]], prompts: list[list[Request]], now: float
     ) -> StepClock | None:
         model = self._model
-        if model is None or not self._policies.deadlines or not model.is_trained:
+        policies = self._policies
+        is_paced = policies.deadlines and policies.online
+        if model is None or not is_paced or not model.is_trained:
             return None
         num_prompts = sum(map(len, prompts)) + self._roster.num_queued
         if self._light_tenants is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -236,3 +238,41 @@ def test_generate_prints_an_answer_a_prompt() -> None:
     answers = [json.loads(line) for line in out.splitlines()]
     assert [answer["prompt"] for answer in answers] == ["one", "two"]
     assert [answer["completion_tokens"] for answer in answers] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "tuned", "said"),
+    [
+        ({"max_num_seqs": 48}, {"max_num_seqs": 48}, "As tuned for chat: --max-num-seqs 48"),
+        ({}, {}, "As tuned for chat: the defaults are best"),
+        ({"max_num_seqs": 48}, {}, ""),  # the caller's own
+    ],
+)
+def test_what_was_tuned_is_said_at_the_start(
+    settings: dict[str, int],
+    tuned: dict[str, int],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assembly = SimpleNamespace(
+        name="m",
+        info=SimpleNamespace(num_blocks=2, block_size=16, description="int8", context_len=32),
+        tuned=tuned,
+        known=SimpleNamespace(profile=SimpleNamespace(tuned_for="chat", settings=settings)),
+    )
+    cli._announce(cli._stderr_console(), assembly, "http://here", 0.0)  # type: ignore[arg-type]
+    heard = capsys.readouterr().err
+    assert said in heard and ("tuned" in heard) == bool(said)
+
+
+def test_what_others_say_at_each_request_is_not_in_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loggers = {name: logging.getLogger(name) for name in ("uvicorn", "httpx")}
+    for logger in loggers.values():
+        monkeypatch.setattr(logger, "level", logging.NOTSET)
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    cli._set_up_logging("debug")
+    assert {logger.level for logger in loggers.values()} == {logging.NOTSET}
+    cli._set_up_logging("info")
+    assert {logger.level for logger in loggers.values()} == {logging.WARNING}

@@ -13,6 +13,7 @@ from hotbatch.assembly import assemble
 from hotbatch.core.cost_model import StepFeatures
 from hotbatch.engine.ceiling import Ceiling
 from hotbatch.executor import profile as profile_module
+from hotbatch.executor.precision import PrecisionChoice
 from hotbatch.executor.profile import Profile, load_profile, store_profile
 from hotbatch.options import EngineOptions
 from hotbatch.profiled import keep_ceiling, know, primed_cost_model, with_tuned
@@ -92,6 +93,22 @@ def test_a_tuned_profile_is_what_serve_runs_with() -> None:
     config = parts.engine._scheduler.config
     assert (config.max_num_seqs, config.max_num_batched_tokens) == (24, 96)
     assert parts.options.max_num_seqs == 24
+
+
+def test_the_precision_that_was_tuned_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is measured anew at each start, and may be another one by a hair."""
+    choices = iter(("bf16", "int8", "int8"))
+    monkeypatch.setattr(
+        "hotbatch.executor.precision.choose_precision",
+        lambda *_: PrecisionChoice(precision := next(choices), {precision: 1.0}),
+    )
+    known = assemble(options(precision="auto")).known
+    assert known.key.precision == "bf16"
+    assert assemble(options(precision="auto")).known.key.precision == "int8", "nothing was tuned"
+    store_profile(known.key, replace(known.profile, is_full=True))
+    assert assemble(options(precision="auto")).known.key.precision == "bf16"
+    assert assemble(options(precision="auto"), as_tuned=False).known.key.precision == "int8"
+    assert assemble(options(precision="int8")).known.key.precision == "int8", "the caller's own"
 
 
 def test_a_curve_trains_the_cost_model_before_the_first_step() -> None:

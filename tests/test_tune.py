@@ -13,9 +13,10 @@ from hotbatch.assembly import assemble
 from hotbatch.cli import app
 from hotbatch.core.errors import OptionError
 from hotbatch.executor import profile as profile_module
+from hotbatch.executor.precision import PrecisionChoice
 from hotbatch.options import EngineOptions
-from hotbatch.tune import plot, read_workload, table, tune
-from hotbatch.tuning import Figures, Finalist, Settings, Trial, choose, over_loads
+from hotbatch.tune import Outcome, plot, read_workload, table, tune
+from hotbatch.tuning import Figures, Finalist, Settings, Targets, Trial, choose, over_loads
 from hotbatch.tuning import settings as grid
 from hotbatch.tuning.report import frontier
 
@@ -46,25 +47,29 @@ def test_what_was_found_is_kept_and_served_with(tmp_path: Path) -> None:
         EngineOptions(**TINY),
         "chat",
         curve_seconds=0.0,
-        confirm_seconds=0.2,
-        num_jobs=20,
+        search_seconds=0.0,
+        play_seconds=0.0,
         say=said.append,
     )
     assert outcome.path is not None
     assert any("GB/s" in line for line in said)
     assert {trial.settings.max_num_seqs for trial in outcome.trials} == {4, 16}
-    assert all(len(finalist.real) == 2 for finalist in outcome.finalists), "in each round"
-    assert [finalist.is_plain for finalist in outcome.finalists[:3]] == [True, True, False]
-    assert outcome.finalists[2].is_default
+    assert sum(finalist.is_plain for finalist in outcome.finalists) == 2
+    assert sum(finalist.is_default for finalist in outcome.finalists) == 1
+    assert outcome.chosen.real, "it was played"
+    assert any("to the real engine" in line and "at most" in line for line in said)
+    assert any(" left: " in line for line in said), "how far it is"
+    assert outcome.profile.host_seconds > 0.0
     served = assemble(EngineOptions(**TINY))
     assert not served.known.is_new
     assert served.known.profile == outcome.profile
     assert served.known.profile.is_full and served.known.profile.curve
     assert served.engine._scheduler.cost_model.is_trained
+    assert served.tuned == dict(outcome.profile.settings)
     if not outcome.chosen.is_default:
         assert served.options.max_num_seqs == outcome.chosen.trial.settings.max_num_seqs
     lines = table(outcome).splitlines()
-    assert "first-come batching" in lines[1 + len(outcome.finalists)]
+    assert "first-come batching" in lines[2 + len(outcome.finalists)]
     kept_all = all(one.attainment > 0.98 for one in outcome.finalists)
     assert ("tighter targets" in lines[-1]) == kept_all
     assert sum("chosen" in line for line in lines) == 1
@@ -73,9 +78,27 @@ def test_what_was_found_is_kept_and_served_with(tmp_path: Path) -> None:
     assert image.read_bytes()[:4] == b"\x89PNG"
 
 
+def test_one_precision_is_measured_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is left open it is measured at each start, and tune starts more than once."""
+    choices = iter(("bf16", "int8", "int8", "int8"))
+    monkeypatch.setattr(
+        "hotbatch.executor.precision.choose_precision",
+        lambda *_: PrecisionChoice(precision := next(choices), {precision: 1.0}),
+    )
+    outcome = tune(
+        EngineOptions(**{**TINY, "precision": "auto"}),
+        "chat",
+        with_engine=False,
+        curve_seconds=0.0,
+        search_seconds=0.0,
+    )
+    assert outcome.path is not None and "-bf16-" in outcome.path.name
+    assert len(list(choices)) == 3, "it was asked once"
+
+
 def finalist(worth: float, real: float | None, is_default: bool = False) -> Finalist:
     trial = Trial(Settings(8, 64), (Figures(worth, 100.0, 1.0),))
-    rounds = () if real is None else (Figures(real / 2, 50.0, 0.5), Figures(real, 100.0, 1.0))
+    rounds = () if real is None else (Figures(real / 2, 50.0, 0.5), Figures(1.5 * real, 50.0, 0.5))
     return Finalist(trial, rounds, is_default)
 
 
@@ -88,6 +111,28 @@ def test_the_default_stays_unless_another_is_clearly_better() -> None:
     assert choose([finalist(1.0, 1.0, True), finalist(2.0, 0.9)]).is_default
     plain = Finalist(Trial(Settings(8, 64, is_plain=True), better.trial.figures), better.real)
     assert choose([plain, default]) is default, "it is there to compare with"
+
+
+def test_the_gain_over_first_come_batching_is_told() -> None:
+    def last_line(plain_goodput: float) -> str:
+        default = finalist(1.0, 3.0, is_default=True)
+        plain = Finalist(
+            Trial(Settings(8, 64, is_plain=True), default.trial.figures),
+            (Figures(plain_goodput, 50.0, 0.5),),
+        )
+        outcome = Outcome(
+            [],
+            [plain, default],
+            default,
+            Targets(1.0, 0.1),
+            None,
+            None,
+            16,  # type: ignore[arg-type]
+        )
+        return table(outcome).splitlines()[-1]
+
+    assert last_line(1.0) == "1.50 times the goodput of first-come batching"
+    assert last_line(0.0) == "First-come batching served nobody as promised"
 
 
 def test_figures_over_loads_are_means_and_the_best_throughput() -> None:
@@ -119,3 +164,4 @@ def test_the_command_line_offers_it() -> None:
     result = CliRunner().invoke(app, ["tune", "--help"])
     assert result.exit_code == 0
     assert "--workload" in result.stdout
+    assert "[MODEL]" in result.stdout, "as in serve"

@@ -1,12 +1,14 @@
 """The pictures of docs/dashboard.md, from a real server in real Chromium.
 
-    python benchmarks/dashboard/pictures.py [night noon eviction speculation phone dark]
-        [--to docs/images]
+    python benchmarks/dashboard/pictures.py [readme night noon eviction speculation ahead phone
+        dark] [--to docs/images]
 
+readme       a hundred clients of all classes with questions of all lengths
 night        a trickle of batch work on an otherwise idle server
-noon         a hundred clients of all classes at once
+noon         the hundred with short questions: the batch when it has begun to refill itself
 eviction     a cache that is too small for those who want to run
 speculation  texts that repeat what was written before, with guesses
+ahead        two agents whose next requests are computed while their tools work
 phone, dark  noon once more, at a phone's width, and in the dark theme
 
 The browser draws in software on the cores that the model computes on.
@@ -16,11 +18,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -37,9 +42,13 @@ _CODE = (
 @dataclass(frozen=True, slots=True)
 class Scene:
     """A server with these options, and what is sent to it: (class, requests, tokens, prompt,
-    seconds to wait after it). The picture is taken after the last wait."""
+    seconds to wait after it), and by programs, each in a thread of its own, until the picture is
+    taken after the last wait."""
 
-    sends: Sequence[tuple[str, int, int, str, float]]
+    sends: Sequence[tuple[str, int, int, str, float]] = ()
+    programs: Sequence[Callable[[httpx.Client, threading.Event], None]] = ()
+    wait: float = 1.0
+    zoom: int = 0  # times that the span is made shorter
     options: Sequence[str] = ()
     width: int = 1440
     height: int = 1000
@@ -47,25 +56,71 @@ class Scene:
     scale: float = 1.0
 
 
-_NOON = [("mixed", 100, 160, "Write a story about a lighthouse keeper.", 3.5)]
+_STEPS = (
+    "List what has to be done for it.",
+    "Name the first thing that could go wrong.",
+    "Say how that can be avoided.",
+    "Write a note to a colleague about it.",
+)
+
+
+def agent(name: str, task: str, tool: float) -> Callable[[httpx.Client, threading.Event], None]:
+    """A loop of the same steps, again and again; `tool` is the seconds between two of them."""
+
+    def loop(server: httpx.Client, stopped: threading.Event) -> None:
+        case = 0
+        while not stopped.is_set():
+            case += 1
+            last = "nothing yet"
+            for number, step in enumerate(_STEPS, start=1):
+                content = (
+                    f"Your task is to {task} (case {case}).\n\nSo far:\n{last}\n\n"
+                    f"Step {number}: {step}"
+                )
+                body = {
+                    "messages": [{"role": "user", "content": content}],
+                    "temperature": 0.0,
+                    "max_tokens": 96,
+                    "user": name,
+                }
+                answer = server.post("/v1/chat/completions", json=body).json()
+                last = answer["choices"][0]["message"]["content"]
+                if stopped.wait(tool):
+                    return
+
+    return loop
+
+
+_NOON = [("mixed", 100, 160, "Write a story about a lighthouse keeper.", 5.5)]
+_SEATS = ("--max-num-seqs", "64")
 SCENES = {
+    "readme": Scene([("mixed", 100, 200, "", 6.0)], options=_SEATS, height=1080, zoom=1),
     "night": Scene(
         [("batch", 1, 90, f"Summarise report {number}.", 1.6) for number in range(4)],
     ),
-    "noon": Scene(_NOON, ("--max-num-seqs", "64")),
+    "noon": Scene(_NOON, options=_SEATS, zoom=1),
     "eviction": Scene(
         [
-            ("batch", 32, 250, "Write a long story about a lighthouse keeper.", 1.5),
-            ("interactive", 8, 200, "Write a long letter to a lighthouse keeper.", 1.5),
+            ("batch", 32, 250, "Write a long story about a lighthouse keeper.", 2.0),
+            ("interactive", 8, 200, "Write a long letter to a lighthouse keeper.", 1.8),
         ],
-        ("--kv-cache-memory-bytes", "60M", "--max-num-seqs", "24", "--no-speculate"),
+        zoom=1,
+        options=("--kv-cache-memory-bytes", "60M", "--max-num-seqs", "24", "--no-speculate"),
     ),
     "speculation": Scene(
-        [("interactive", 8, 200, f"Repeat this code exactly:\n{_CODE}", 1.2)],
-        ("--speculate",),
+        [("interactive", 8, 500, f"Repeat this code exactly:\n{_CODE}", 1.8)],
+        zoom=1,
+        options=("--speculate",),
     ),
-    "phone": Scene(_NOON, ("--max-num-seqs", "64"), width=390, height=844, scale=2.0),
-    "dark": Scene(_NOON, ("--max-num-seqs", "64"), scheme="dark"),
+    "ahead": Scene(
+        programs=(
+            agent("printer", "print a book of local recipes", 1.3),
+            agent("baker", "open a bakery near the railway station", 1.7),
+        ),
+        wait=33.0,
+    ),
+    "phone": Scene(_NOON, options=_SEATS, width=390, height=844, scale=2.0),
+    "dark": Scene(_NOON, options=_SEATS, zoom=1, scheme="dark"),
 }
 
 
@@ -80,20 +135,34 @@ def send(page: Any, kind: str, count: int, max_tokens: int, prompt: str) -> None
 
 def take(name: str, scene: Scene, folder: Path) -> None:
     with (
-        serving(scene.options) as url,
+        serving(("--precision", "int8", *scene.options)) as url,
         open_browser(
             url, width=scene.width, height=scene.height, scheme=scene.scheme, scale=scene.scale
         ) as page,
     ):
         page.wait_for_function("() => document.getElementById('status').dataset.state === 'live'")
-        time.sleep(1.0)
+        stopped = threading.Event()
+        clients = httpx.Client(base_url=url, timeout=60.0, trust_env=False)
+        threads = [
+            threading.Thread(target=program, args=(clients, stopped), daemon=True)
+            for program in scene.programs
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in range(scene.zoom):
+            page.locator("#closer").click()
+        page.wait_for_timeout(1000 * scene.wait)
         for kind, count, max_tokens, prompt, wait in scene.sends:
             send(page, kind, count, max_tokens, prompt)
             time.sleep(wait)
         page.locator("#prompt").blur()
         page.evaluate("() => scrollTo(0, 0)")
-        path = folder / f"dashboard-{name}.png"
+        path = folder / ("dashboard.png" if name == "readme" else f"dashboard-{name}.png")
         page.screenshot(path=str(path))
+        stopped.set()
+        for thread in threads:
+            thread.join()
+        clients.close()
         print(f"{path}  ({page.locator('#v-running').inner_text()} in the batch)", flush=True)
 
 

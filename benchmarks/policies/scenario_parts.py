@@ -177,6 +177,30 @@ def requests(
     ]
 
 
+def talkers(count: int, prompt: int, output: int, *, seed: int) -> list[BenchRequest]:
+    """Requests whose every token is heard when it is there: with its id, as one that ends in the
+    middle of a character has no text yet, and would look like a gap twice as long."""
+    return [
+        replace(request, fields={**request.fields, "return_token_ids": True})
+        for request in requests(count, prompt, output, seed=seed)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class UsualGap:
+    """The usual gap between tokens while contexts grow, and gaps with them: (moment, seconds)
+    before and after something happened; in between, it is on the line between the two."""
+
+    before: tuple[float, float]
+    after: tuple[float, float]
+
+    def times(self, gap: float, moment: float) -> float:
+        """How many times the usual one of that moment a gap is."""
+        (begin, first), (end, last) = self.before, self.after
+        share = min(1.0, max(0.0, (moment - begin) / (end - begin)))
+        return gap / (first + share * (last - first))
+
+
 def must(records: Sequence[Record]) -> Sequence[Record]:
     """Raises RuntimeError where one failed: its figures would mean nothing."""
     for record in records:

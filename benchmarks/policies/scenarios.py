@@ -39,6 +39,7 @@ from scenario_parts import (
     Check,
     Crowd,
     Report,
+    UsualGap,
     longest_gap,
     median,
     moments,
@@ -47,6 +48,7 @@ from scenario_parts import (
     rate_between,
     requests,
     resident_mb,
+    talkers,
 )
 
 from hotbatch.bench.arguments import parse_classes
@@ -110,12 +112,13 @@ async def long(target: Target, pid: int | None, scale: float) -> Report:
     report = Report("long: a prompt of 4,000 tokens while 8 clients decode")
     size = max(64, int(4000 * scale))
     alone, beside, usual, longest, noise, within = [], [], [], [], [], []
+    shown = []
     for repeat in range(3):
         first, second = requests(2, size, 8, seed=10 + repeat)
         async with Crowd(target) as crowd:
             alone.append(must([await crowd.ask(first)])[0].ttft)
         async with Crowd(target) as crowd:
-            crowd.keep_busy(itertools.cycle(requests(64, 64, 1000, seed=20 + repeat)), 8)
+            crowd.keep_busy(itertools.cycle(talkers(64, 64, 1000, seed=20 + repeat)), 8)
             await _until_tokens(crowd, 8)
             await asyncio.sleep(0.5)
             begin = time.perf_counter()
@@ -127,26 +130,50 @@ async def long(target: Target, pid: int | None, scale: float) -> Report:
             last = time.perf_counter()
             eight = [record for record in crowd.records if record.request.prompt_len == 64]
         beside.append(record.ttft)
-        # Contexts grow, and gaps with them: what is usual is measured on both sides.
         before, after = _gaps(eight, begin, middle), _gaps(eight, end + 0.2, last)
-        usual += before + after
+        near = scale  # seconds on either side
+        usual_then = UsualGap(
+            (middle, median([gap for gap, _ in _gaps(eight, middle - near, middle)])),
+            (end, median([gap for gap, _ in _gaps(eight, end + 0.2, end + 0.2 + near)])),
+        )
+        usual += [gap for gap, _ in before + after]
         gaps = _gaps(eight, middle, end)
         longest.append(max(gaps))
-        noise.append(max([*before, *after][: len(gaps)]))
-        within += gaps
+        times = [usual_then.times(gap, moment) for gap, moment in gaps]
+        within += times
+        # As many of those beside no prompt, against their own second.
+        noise.append(
+            max(
+                max(gap for gap, _ in side) / median([gap for gap, _ in side])
+                for side in (before[-len(gaps) :], after[: len(gaps)])
+            )
+        )
+        shown.append(
+            {
+                "usual before": 1e3 * usual_then.before[1],
+                "usual after": 1e3 * usual_then.after[1],
+                "longest": 1e3 * longest[-1][0],
+                "times usual": max(times),
+                "without a prompt": noise[-1],
+            }
+        )
     usual_gap = median(usual)
+    times_usual = [row["times usual"] for row in shown]
     report.figures = {
-        "usual gap of the 8, p50 ms": 1e3 * usual_gap,
-        "usual gap of the 8, p99 ms": 1e3 * percentile(usual, 99),
-        "longest gap beside the prompt, ms (3 times)": [round(1e3 * g, 1) for g in longest],
-        "longest of at most as many usual gaps, ms": [round(1e3 * g, 1) for g in noise],
-        "gaps beside the prompt, p50, times usual": median(within) / usual_gap,
-        "gaps beside the prompt, p95, times usual": percentile(within, 95) / usual_gap,
+        "usual gap of the 8 on both sides, p50, p99 ms": _pair(usual),
+        "usual gap just before the prompt, ms": [round(row["usual before"], 1) for row in shown],
+        "usual gap just after it, ms": [round(row["usual after"], 1) for row in shown],
+        "longest gap beside the prompt, ms": [round(row["longest"], 1) for row in shown],
+        "the same, times the usual one of that moment": [round(times, 2) for times in times_usual],
+        "the same without a prompt": [round(times, 2) for times in noise],
+        "longest, times the median of both sides": median([gap for gap, _ in longest]) / usual_gap,
+        "gaps beside the prompt, p50, times usual": median(within),
+        "gaps beside the prompt, p95, times usual": percentile(within, 95),
         "first token of the prompt alone, ms": 1e3 * median(alone),
         "first token of the prompt beside the 8, ms": 1e3 * median(beside),
     }
     report.checks = [
-        Check("longest gap of the 8, times usual", median(longest) / usual_gap, 2.5),
+        Check("longest gap of the 8, times usual", median(times_usual), 2.5),
         Check("first token of the prompt, times alone", median(beside) / median(alone), 2.0),
     ]
     return report
@@ -319,14 +346,14 @@ async def _until_tokens(crowd: Crowd, count: int, patience: float = 120.0) -> No
         await asyncio.sleep(0.05)
 
 
-def _gaps(records: Sequence[Any], begin: float, end: float) -> list[float]:
-    """Gaps between a request's chunks, of those that end between two moments."""
+def _gaps(records: Sequence[Any], begin: float, end: float) -> list[tuple[float, float]]:
+    """Gaps between a request's tokens, of those that end between two moments, each with its end."""
     return [
-        later - earlier
+        (later - earlier, later)
         for record in records
         for earlier, later in itertools.pairwise(moments(record))
         if begin <= later < end
-    ] or [float("inf")]
+    ] or [(float("inf"), begin)]
 
 
 def _pair(values: Sequence[float]) -> list[float]:

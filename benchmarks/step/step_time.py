@@ -251,7 +251,8 @@ def main() -> None:
     print(describe(model=model.name, **{k: v for k, v in vars(args).items() if k != "model"}))
     print(
         f"ceiling   {ceiling.bandwidth / 1e9:.1f} GB/s read, {ceiling.compute / 1e9:.0f} G op/s "
-        f"in linear layers, {ceiling.attention_compute / 1e9:.0f} G op/s in attention\n"
+        f"in linear layers, {ceiling.attention_compute / 1e9:.0f} G op/s in attention; "
+        f"{1e9 * _native.measure_loop(args.threads):.0f} ns to hand out a loop\n"
     )
     points = []
     for rows, context, chunk in shapes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.cost_model import CostModel
@@ -21,6 +21,7 @@ from hotbatch.core.speculation import AheadBook, DraftModel, Speculator, Texts
 from hotbatch.draft_model import join, load_draft_model, num_draft_blocks
 from hotbatch.engine.clock import MonotonicClock
 from hotbatch.engine.engine import Engine
+from hotbatch.engine.host_time import measure_host
 from hotbatch.engine.protocol import Executor, ExecutorInfo
 from hotbatch.engine.warm_up import warm_up
 from hotbatch.executor.kv_sizing import (
@@ -35,9 +36,11 @@ from hotbatch.models.loader import LoadedModel, load_model
 from hotbatch.options import EngineOptions, flag_of
 from hotbatch.profiled import (
     Known,
+    changed,
     keep_ceiling,
-    keep_curve,
+    keep_steps,
     know,
+    last_tuned,
     primed_cost_model,
     profile_key,
     with_tuned,
@@ -56,6 +59,7 @@ Report = Callable[[str, int, int], None]
 _DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
 _STATIC_BATCH_SIZE = 16
 _STATIC_BATCH_TIMEOUT = 0.1  # seconds
+_HOST_MEASURING = 0.15  # seconds, at the first start
 _MAX_SLOTS = 2**31 - 1  # executors count the places of tokens in 32 bits
 
 
@@ -63,13 +67,15 @@ _MAX_SLOTS = 2**31 - 1  # executors count the places of tokens in 32 bits
 class Assembly:
     """A loaded model behind an engine that has not been started.
 
-    `options` are those in force, tuned ones included; `known` is what was known or measured of
-    the machine. `name` is the model's own; `eos_token_ids` end an answer; `chat_template` is
-    None for a model without one; `generation_defaults` are the sampling settings that its makers
-    recommend, by parameter name. Whoever starts `engine` stops it; `close` is for all others.
+    `options` are those in force; `tuned` are those of them that a profile set, by name; `known`
+    is what was known or measured of the machine. `name` is the model's own; `eos_token_ids` end
+    an answer; `chat_template` is None for a model without one; `generation_defaults` are the
+    sampling settings that its makers recommend, by parameter name. Whoever starts `engine` stops
+    it; `close` is for all others.
     """
 
     options: EngineOptions
+    tuned: Mapping[str, Any]
     name: str
     engine: Engine
     known: Known
@@ -97,6 +103,10 @@ class Assembly:
     def info(self) -> ExecutorInfo:
         return self.engine.info
 
+    @property
+    def config(self) -> SchedulerConfig:
+        return self.engine.config
+
     def close(self) -> None:
         """Stop the engine at once, keep what it learnt and free the model. Idempotent."""
         self.engine.stop()
@@ -122,8 +132,9 @@ def assemble(
     if options.device == "cuda":
         _require_gpu()
     draft = load_draft_model(options, tokenizer, _tokenizer)
-    precision, why_precision = _precision(options, model)
+    precision, why_precision = _precision(options, model, as_tuned)
     known = know(options, profile_key(options, model, precision, _kv_dtype(options, precision)))
+    asked = options
     if as_tuned:
         options = with_tuned(options, known.profile)
     executor = _executor(options, model, precision, why_precision, report)
@@ -142,9 +153,11 @@ def assemble(
             max_tokens=scheduler.config.max_num_batched_tokens,
             max_requests=scheduler.config.max_num_seqs,
         )
-        known = keep_curve(known, steps)
+        host_seconds = measure_host(executor, scheduler.config, _HOST_MEASURING)
+        known = keep_steps(known, steps, host_seconds)
     return Assembly(
         options=options,
+        tuned=changed(asked, options),
         name=model.name,
         engine=Engine(scheduler, executor, ceiling=known.profile.ceiling),
         known=known,
@@ -241,20 +254,27 @@ def _executor(
         ) from error
 
 
-def _precision(options: EngineOptions, model: LoadedModel) -> tuple[str, str]:
-    """The weights' precision, and why where it was left to us."""
+def _precision(options: EngineOptions, model: LoadedModel, as_tuned: bool) -> tuple[str, str]:
+    """The weights' precision, and why where it was left to us: that for which `hotbatch tune`
+    measured last, else the fastest."""
     if options.precision != "auto":
         return options.precision, ""
     if options.device == "cuda":
         return "bf16", ""
     from hotbatch.executor.cpu_executor import usable_cpus
-    from hotbatch.executor.precision import choose_precision
+    from hotbatch.executor.precision import candidates, choose_precision
 
     layer = model.weights.layers[0]
-    choice = choose_precision(
-        (layer.qkv, layer.attention_out, layer.gate_up, layer.down),
-        options.threads or usable_cpus(),
-    )
+    weights = (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
+    if as_tuned:
+        keys = [
+            profile_key(options, model, precision, _kv_dtype(options, precision))
+            for precision in candidates(weights)
+        ]
+        tuned = last_tuned(keys)
+        if tuned is not None:
+            return tuned, "as it was tuned"
+    choice = choose_precision(weights, options.threads or usable_cpus())
     return choice.precision, choice.reason
 
 

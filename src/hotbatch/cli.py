@@ -27,7 +27,7 @@ import typer
 from hotbatch import __version__
 from hotbatch.core.errors import HotbatchError, OptionError
 from hotbatch.models.embedded import EMBEDDED_MODEL_NAME
-from hotbatch.options import EngineOptions, SamplingOptions, ServerOptions
+from hotbatch.options import EngineOptions, SamplingOptions, ServerOptions, flag_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,7 +73,7 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
 
     A parameter annotated with a dataclass of options.py becomes one option for each of its
     fields; the other parameters are typer's as they stand. MODEL is positional in `serve`, as
-    in other servers, and an option wherever the arguments are something else.
+    in other servers, and in `tune`, and an option wherever the arguments are something else.
     """
     signature = inspect.signature(function, eval_str=True)
     declared = {
@@ -85,7 +85,7 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
     for parameter in signature.parameters.values():
         if parameter.name in declared:
             parameters += _typer_parameters(
-                parameter.annotation, model_is_positional=function.__name__ == "serve"
+                parameter.annotation, model_is_positional=function.__name__ in ("serve", "tune")
             )
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
@@ -226,6 +226,11 @@ def _announce(console: Console, assembly: Assembly, url: str, started: float) ->
         f"ready in {time.perf_counter() - started:.1f} s",
     ]
     console.print("; ".join(facts), soft_wrap=True)
+    profile = assembly.known.profile
+    if profile.tuned_for and (assembly.tuned or not profile.settings):
+        tuned = [f"{flag_of(name)} {value}" for name, value in assembly.tuned.items()]
+        words = ", ".join(tuned) or "the defaults are best"
+        console.print(f"As tuned for {escape(profile.tuned_for)}: {words}", soft_wrap=True)
     console.print(f"Serving on [bold]{url}[/bold] (Ctrl-C to stop)", soft_wrap=True)
 
 
@@ -368,13 +373,15 @@ def tune(
         engine,
         workload,
         with_engine=confirm,
-        say=lambda text: console.print(text, markup=False),
+        say=lambda text: console.print(text, markup=False, soft_wrap=True),
     )
     print(tuning.table(outcome))
     if plot is not None:
         tuning.plot(outcome, plot)
     if outcome.path is not None:
-        console.print(f"Kept in {outcome.path}; serve uses it.", markup=False)
+        console.print(f"Kept in {outcome.path}; serve uses it.", markup=False, soft_wrap=True)
+        if engine.ttft_slo is not None or engine.tpot_slo is not None:
+            console.print("Give serve the same --ttft-slo and --tpot-slo.")
 
 
 @app.command()
@@ -443,8 +450,9 @@ def _set_up_logging(level: str) -> None:
     logging.basicConfig(
         level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    if level == "info":  # that it has started and stopped is said by us
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    if level == "info":  # that it has started and stopped is said by us, and each trace by nobody
+        for name in ("uvicorn", "httpx"):
+            logging.getLogger(name).setLevel(logging.WARNING)
 
 
 if __name__ == "__main__":

@@ -71,18 +71,32 @@ def know(options: EngineOptions, key: ProfileKey) -> Known:
     return Known(key, profile, is_new=True)
 
 
+def last_tuned(keys: Sequence[ProfileKey]) -> str | None:
+    """Of keys that differ in precision, that of the newest profile by `hotbatch tune`."""
+    full = [
+        (profile.made, key.precision)
+        for key in keys
+        for profile in [load_profile(key)]
+        if profile is not None and profile.is_full
+    ]
+    return max(full)[1] if full else None
+
+
 def keep_ceiling(known: Known, ceiling: Ceiling) -> None:
     """Let the next start know of a ceiling that turned out higher than it was measured."""
     if ceiling != known.profile.ceiling and load_profile(known.key) == known.profile:
         store_profile(known.key, dataclasses.replace(known.profile, ceiling=ceiling))
 
 
-def keep_curve(known: Known, steps: Sequence[tuple[StepFeatures, float]]) -> Known:
-    """Let the next start know what steps take, unless it was measured more thoroughly."""
+def keep_steps(
+    known: Known, steps: Sequence[tuple[StepFeatures, float]], host_seconds: float
+) -> Known:
+    """Let the next start know what steps take, the model and the host, unless it was measured
+    more thoroughly."""
     if known.profile.curve:
         return known
     curve = tuple((*features, seconds) for features, seconds in steps)
-    profile = dataclasses.replace(known.profile, curve=curve)
+    profile = dataclasses.replace(known.profile, curve=curve, host_seconds=host_seconds)
     store_profile(known.key, profile)
     return dataclasses.replace(known, profile=profile)
 
@@ -112,6 +126,13 @@ def with_tuned(options: EngineOptions, profile: Profile) -> EngineOptions:
     except OptionError as error:
         logger.warning("the tuned settings do not go with these options: %s", error.message)
         return options
+
+
+def changed(asked: EngineOptions, used: EngineOptions) -> dict[str, Any]:
+    """The options that a profile set, with their values."""
+    return {
+        name: getattr(used, name) for name in TUNABLE if getattr(used, name) != getattr(asked, name)
+    }
 
 
 def primed_cost_model(profile: Profile) -> CostModel:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hotbatch.assembly import Assembly, assemble
 from hotbatch.bench.traces import TraceError, read_azure, read_mooncake
 from hotbatch.core.errors import OptionError
 from hotbatch.core.service_class import ServiceClass
+from hotbatch.engine.host_time import measure_host
 from hotbatch.executor.kv_sizing import free_memory_bytes
 from hotbatch.executor.profile import Profile, store_profile
 from hotbatch.options import EngineOptions
@@ -26,35 +27,38 @@ from hotbatch.profiled import measure_ceiling, primed_cost_model
 from hotbatch.tuning import (
     PROFILES,
     CurveStepTime,
+    Figures,
     Finalist,
     Job,
+    Plan,
     Settings,
     Simulator,
     Targets,
     Trial,
     all_pairs,
+    best_plain,
+    best_rate,
     choose,
     confirm,
     make_jobs,
     measure_curve,
-    over_loads,
+    num_jobs,
+    play_off,
     refine,
     report,
     search,
     settings,
+    times_better,
 )
 from hotbatch.tuning.workload import jobs_of
 
 _CURVE_SECONDS = 20.0
 _TRIED_SECONDS = 6.0  # with a number of threads that is only tried
-_HOST_SECONDS = 0.0005  # of a step, until a server has measured its own
-_NUM_JOBS = 240
-_CONFIRM_SECONDS = 15.0  # of arrivals for each finalist
-_CONFIRM_ROUNDS = 2  # in turn
-_LEAST_JOBS, _MOST_JOBS = 8, 400  # played to each finalist
+_HOST_SECONDS = 1.0  # of measuring the host's part in a step
+_SEARCH_SECONDS = 24.0  # of traffic at the machine's best: a queue takes its time to grow
+_LEAST_JOBS, _MOST_JOBS = 40, 1500  # of a workload
+_PLAY_SECONDS = 20.0  # of arrivals, each time that a finalist is played to the engine
 _LONGEST = 4096  # tokens of a request
-# Of the machine's best: nearly full, and more than it can. Below, all settings are alike.
-_CONFIRM_LOADS = (0.9, 1.2)
 _ALL = 0.98  # of the requests were served as promised: nothing tells the settings apart
 _CACHES = (2, 4)  # times the usual cache that are tried
 _MOST_MEMORY = 0.5  # of what is free, for a cache
@@ -84,8 +88,8 @@ def tune(
     *,
     with_engine: bool = True,
     curve_seconds: float = _CURVE_SECONDS,
-    confirm_seconds: float = _CONFIRM_SECONDS,
-    num_jobs: int = _NUM_JOBS,
+    search_seconds: float = _SEARCH_SECONDS,
+    play_seconds: float = _PLAY_SECONDS,
     say: Say = lambda text: None,
 ) -> Outcome:
     """Find the settings that serve most requests of a workload as promised, and keep them.
@@ -102,29 +106,29 @@ def tune(
     say("Loading the model")
     machine = _Machine(options)
     longest = min(_LONGEST, machine.info.context_len - 1)
-    jobs = read_workload(workload, num_jobs, longest)
+    sample = read_workload(workload, _LEAST_JOBS, longest)
     profiles: dict[int | None, Profile] = {}
     for threads in (None, *machine.other_threads):
         with machine.loaded(threads) as parts:
             seconds = curve_seconds if threads is None else min(curve_seconds, _TRIED_SECONDS)
             profiles[threads] = _measure(parts, seconds, say)
-    targets = _targets(options)
-    say(
-        f"Searching for {workload}: first token within {targets.ttft:.2f} s, then a token "
-        f"each {1e3 * targets.tpot:.0f} ms"
-    )
     step_times = {
         threads: CurveStepTime(primed_cost_model(known), known.host_seconds)
         for threads, known in profiles.items()
     }
+    count = round(search_seconds * best_rate(step_times[None], sample))
+    jobs = read_workload(workload, min(max(count, _LEAST_JOBS), _MOST_JOBS), longest)
+    targets = _targets(options)
     simulator = Simulator(machine.info, step_times, jobs, targets)
-    trials, finalists = _search(simulator, machine)
+    say(
+        f"Searching for {workload}, {simulator.capacity:.1f} requests a second at best: first "
+        f"token within {targets.ttft:.2f} s, then a token each {1e3 * targets.tpot:.0f} ms"
+    )
+    trials, finalists = _search(simulator, machine, say)
     if with_engine:
-        for _ in range(_CONFIRM_ROUNDS):
-            finalists = [
-                _confirmed(machine, simulator, finalist, profiles, confirm_seconds, say)
-                for finalist in finalists
-            ]
+        jobs = read_workload(workload, num_jobs(simulator.capacity, play_seconds), longest)
+        plan = Plan(jobs, simulator.capacity, play_seconds)
+        finalists = _played(machine, plan, finalists, targets, profiles, say)
     machine.unload()
     chosen = choose(finalists)
     found = chosen.trial.settings
@@ -190,6 +194,7 @@ class _Machine:
             self.other_threads = tuple({usable_cpus() - 1} - {0})
         self._options = dataclasses.replace(
             options,
+            precision=cast(Any, self.key.precision),  # one for all that is measured
             max_num_seqs=max(*settings.SEATS, options.max_num_seqs),
             max_num_batched_tokens=max(*settings.BUDGETS, *_PLAIN_BUDGETS, budget),
             kv_cache_memory_bytes=self._bytes_of(max(self.caches, default=num_blocks)),
@@ -238,9 +243,12 @@ def _block_bytes(parts: Assembly) -> int:
     return 0 if work is None else round(work.kv_bytes * parts.info.block_size)
 
 
-def _search(simulator: Simulator, machine: _Machine) -> tuple[list[Trial], list[Finalist]]:
-    """All that was tried, and whom to confirm: plain batching, the default, the best two."""
-    trials = search(simulator, candidates=all_pairs(machine.default))
+def _search(
+    simulator: Simulator, machine: _Machine, say: Say
+) -> tuple[list[Trial], list[Finalist]]:
+    """All that was tried, and the finalists: plain batching, the default, the best one."""
+    pairs = all_pairs(machine.default)
+    trials = search(simulator, candidates=pairs, on_round=_told(say))
     refined = refine(simulator, trials[0], num_blocks=machine.caches, threads=machine.other_threads)
     everything = len(simulator.jobs)
     standard = simulator.trial(machine.default, everything)
@@ -259,9 +267,15 @@ def _search(simulator: Simulator, machine: _Machine) -> tuple[list[Trial], list[
         for budget in _PLAIN_BUDGETS
     ]
     finalists.append(Finalist(standard, is_default=True))
-    best = list(dict.fromkeys([refined[0], *trials[:2]]))[:2]
-    finalists += [Finalist(trial) for trial in best if trial.settings != machine.default]
+    if refined[0].settings != machine.default and refined[0].worth > standard.worth:
+        finalists.append(Finalist(refined[0]))
     return [*refined[1:], *(trial for trial in trials if trial not in refined)], finalists
+
+
+def _told(say: Say) -> Callable[[int, int], None]:
+    return lambda num_settings, num_jobs: say(
+        f"  {num_settings} settings on {num_jobs} requests, at three loads"
+    )
 
 
 def _measure(parts: Assembly, seconds: float, say: Say) -> Profile:
@@ -274,12 +288,14 @@ def _measure(parts: Assembly, seconds: float, say: Say) -> Profile:
     )
     say("Measuring the model: steps of every size")
     timed = measure_curve(parts.engine.executor, seconds, max(settings.BUDGETS))
+    host_seconds = measure_host(parts.engine.executor, parts.config, _HOST_SECONDS)
+    say(f"  {1e3 * host_seconds:.2f} ms of the host in each step")
     return Profile(
         ceiling=ceiling,
         made=time.time(),
         is_full=True,
         curve=tuple((*features, seconds) for features, seconds in timed),
-        host_seconds=_HOST_SECONDS,
+        host_seconds=host_seconds,
     )
 
 
@@ -291,36 +307,52 @@ def _targets(options: EngineOptions) -> Targets:
     )
 
 
-def _confirmed(
+def _played(
     machine: _Machine,
-    simulator: Simulator,
-    finalist: Finalist,
+    plan: Plan,
+    finalists: Sequence[Finalist],
+    targets: Targets,
     profiles: Mapping[int | None, Profile],
-    seconds: float,
     say: Say,
-) -> Finalist:
-    """Played once more."""
-    chosen = finalist.trial.settings
+) -> list[Finalist]:
+    """The finalists as the real engine has them. Of the two that are first come, first served,
+    the one with the better promise; it is there to compare with."""
+    plain = max((one for one in finalists if one.is_plain), key=lambda one: one.goodput)
+    playing = [one for one in finalists if one is plain or not one.is_plain]
     say(
-        f"Confirming {chosen.max_num_seqs} sequences, {chosen.max_num_batched_tokens} tokens"
-        f"{', first come first served' if chosen.is_plain else ''} on the real engine"
+        f"Playing {len(playing)} of them to the real engine, {plan.rate:.1f} requests a second: "
+        f"{_minutes(plan.seconds_of(len(playing)))} at most"
     )
-    played = []
-    with machine.loaded(chosen.threads) as parts:
-        for load in _CONFIRM_LOADS:
-            rate = load * simulator.capacity
-            count = int(min(_MOST_JOBS, max(_LEAST_JOBS, seconds * rate), len(simulator.jobs)))
-            played.append(
-                confirm(
-                    parts.engine.executor,
-                    chosen,
-                    simulator.jobs[:count],
-                    rate,
-                    simulator.targets,
-                    lambda: primed_cost_model(profiles[chosen.threads]),
-                )
+
+    def tell(finalist: Finalist, left: float) -> None:
+        one = finalist.trial.settings
+        kind = ", first come first served" if one.is_plain else ""
+        cache = ""
+        if one.num_blocks is not None and one.num_blocks != machine.default.num_blocks:
+            cache = f", {one.num_blocks * machine.info.block_size} tokens of KV"
+        threads = "" if one.threads is None else f", {one.threads} threads"
+        say(
+            f"  {_minutes(left)} left: {one.max_num_seqs} sequences, "
+            f"{one.max_num_batched_tokens} tokens{cache}{threads}{kind}"
+        )
+
+    def play(settings: Settings, jobs: Sequence[Job], rate: float) -> Figures:
+        with machine.loaded(settings.threads) as parts:
+            return confirm(
+                parts.engine.executor,
+                settings,
+                jobs,
+                rate,
+                targets,
+                lambda: primed_cost_model(profiles[settings.threads]),
             )
-    return dataclasses.replace(finalist, real=(*finalist.real, over_loads(played)))
+
+    played = play_off(playing, plan, play, tell)
+    return [one for one in finalists if one not in playing] + played
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds // 60:.0f}:{seconds % 60:02.0f}"
 
 
 # ---- what a person sees
@@ -329,10 +361,14 @@ def _confirmed(
 def table(outcome: Outcome) -> str:
     """The finalists, a line each, and what the chosen one brings against plain batching."""
     lines = [report.table(outcome.finalists, outcome.chosen, outcome.block_size)]
-    plain = [finalist.goodput for finalist in outcome.finalists if finalist.is_plain]
-    if plain and max(plain) > 0.0:
-        times = outcome.chosen.goodput / max(plain)
-        lines.append(f"{times:.2f} times the goodput of the better first-come batching")
+    plain = best_plain(outcome.finalists)
+    if plain is not None:
+        times = times_better(outcome.chosen, plain)
+        lines.append(
+            f"{times:.2f} times the goodput of first-come batching"
+            if times < math.inf
+            else "First-come batching served nobody as promised"
+        )
     if all(finalist.attainment > _ALL for finalist in outcome.finalists):
         lines.append(
             "Every setting kept nearly every promise: tighter targets (--ttft-slo, --tpot-slo) "

@@ -13,7 +13,17 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "policies"))
 
 
 import scenarios
-from scenario_parts import Check, Report, longest_gap, must, percentile, rate_between, requests
+from scenario_parts import (
+    Check,
+    Report,
+    UsualGap,
+    longest_gap,
+    must,
+    percentile,
+    rate_between,
+    requests,
+    talkers,
+)
 
 from hotbatch.bench.client import Record
 from hotbatch.bench.workload import BenchRequest
@@ -49,6 +59,18 @@ def test_requests_carry_their_class_and_tenant():
     (request,) = requests(1, 9, 3, seed=1, service_class="interactive", tenant="small")
     assert request.fields == {"service_tier": "priority", "user": "small"}
     assert (request.service_class, request.tenant) == ("interactive", "small")
+
+
+def test_a_usual_gap_grows_from_one_side_to_the_other():
+    usual = UsualGap((10.0, 0.004), (12.0, 0.008))
+    assert usual.times(0.012, 11.0) == pytest.approx(2.0)
+    assert usual.times(0.012, 9.0) == pytest.approx(3.0)
+    assert usual.times(0.012, 13.0) == pytest.approx(1.5)
+
+
+def test_talkers_are_heard_at_every_token():
+    (request,) = talkers(1, 9, 3, seed=1)
+    assert request.fields == {"return_token_ids": True}
 
 
 def test_a_failure_makes_figures_void():

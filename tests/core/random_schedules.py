@@ -162,6 +162,7 @@ def mixed_cases(draw: st.DrawFn) -> Case:
         queue_time_to_live=draw(st.sampled_from([None, None, 0.02, 0.2])),
         ageing=draw(st.sampled_from([None, 0.01, 0.1])),
         batch_share=draw(st.sampled_from([0.0, 0.05, 0.3])),
+        late_share=draw(st.sampled_from([0.0, 0.05, 0.3])),
         tenant_weights=draw(st.sampled_from([{}, {"b": 3.0}])),
     )
     requests = tuple(

@@ -128,6 +128,32 @@ def test_the_teeth_of_small_steps_are_learnt() -> None:
         assert model.predict(step) == pytest.approx(toothed(step), rel=0.05)
 
 
+def long_prompt(machine: Machine, model: CostModel, rng: random.Random) -> StepFeatures:
+    """Eight that decode, half of the time beside a prompt of 4,000 tokens in small parts, as often
+    as it takes; returns the step of the eight at the end of the last prompt."""
+    for _ in range(5):
+        context = 64
+        done = 0
+        while context < 900:
+            step = StepFeatures(8, 8, 8 * context, 8 * context, 8)
+            if context > 400 and done < 4000:
+                step = step.plus_chunk(done, 16)
+                done += 16
+            model.observe(step, machine(step) * math.exp(rng.gauss(0.0, 0.02)))
+            context += 1
+            if done == 4000:
+                break
+    return StepFeatures(8, 8, 8 * context, 8 * context, 8)
+
+
+def test_what_decodes_cost_is_known_at_the_end_of_a_long_prompt_too() -> None:
+    """Hundreds of steps with a part of a prompt, none without, and contexts that grew meanwhile."""
+    rng = random.Random(5)
+    model = trained(layered)
+    decodes = long_prompt(layered, model, rng)
+    assert model.predict(decodes) == pytest.approx(layered(decodes), rel=0.08)
+
+
 def test_before_and_after_the_first_observations() -> None:
     model = CostModel()
     step = StepFeatures(8, 8, 800, 800, 8)
@@ -249,6 +275,21 @@ def test_recursive_least_squares_equals_the_batch_solution() -> None:
         x = [1.0, rng.uniform(-1, 1), rng.uniform(0, 5)]
         fit.update(x, sum(a * b for a, b in zip(truth, x, strict=True)))
     assert fit.theta == pytest.approx(truth, abs=1e-4)
+
+
+def test_what_is_observed_is_followed_and_what_is_not_stays_as_well_known_as_it_was() -> None:
+    fit = RecursiveLeastSquares(2, forgetting=0.99, prior=1e3)
+    for _ in range(100):
+        fit.update([1.0, 0.0], 1.0)
+        fit.update([0.0, 1.0], 2.0)
+    for _ in range(2000):
+        fit.update([1.0, 0.0], 1.5)  # the first changed; the second is not seen
+    assert fit.theta == pytest.approx([1.5, 2.0], abs=0.02)
+    fit.update([1.0, 1.0], 4.5)  # one that was off by one
+    assert fit.theta[1] == pytest.approx(2.0, abs=0.1)
+    for _ in range(1000):
+        fit.update([1.0, 1.0], 4.5)  # and it was no accident
+    assert sum(fit.theta) == pytest.approx(4.5, abs=0.02)
 
 
 def test_lifting_holds_a_bound_and_leaves_what_is_observed() -> None:

@@ -96,7 +96,7 @@ def test_the_one_that_gets_the_batch_share_can_be_cancelled() -> None:
     for step in range(40):
         scheduler.add(make_request(f"high{step}", service_class=ServiceClass.INTERACTIVE))
         run_step(scheduler)
-    assert scheduler._share.chosen
+    assert scheduler._shares.batch.chosen
     scheduler.cancel("low")
     scheduler.check_integrity()
     run_to_end(scheduler)

@@ -225,3 +225,17 @@ def test_cold_requests_are_not_passed_by_those_that_hit_the_cache() -> None:  # 
         scheduler.add(make_request(f"hit{index}", [*warm, 3 + index], max_tokens=1))
     ends = [event.request_id for event in run_to_end(scheduler) if event.finish_reason]
     assert ends[2] == "cold"
+
+
+def test_who_is_evicted_is_counted_among_those_that_wait() -> None:
+    scheduler = make_scheduler(num_blocks=6, max_num_seqs=3)
+    for index in range(4):
+        scheduler.add(make_request(f"r{index}", 6, max_tokens=12))
+    seen = set()
+    while scheduler.has_work:
+        run_step(scheduler)
+        stats = scheduler.stats()
+        states = [request.state for request in scheduler._roster.by_id.values()]
+        assert stats.num_evicted == states.count(RequestState.EVICTED) <= stats.num_waiting
+        seen.add(stats.num_evicted)
+    assert len(seen) > 1

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import combinations
 from math import inf
 
 import pytest
-from core_factories import LinearCost, full_scheduler, make_request, run_step
+from core_factories import (
+    LinearCost,
+    full_scheduler,
+    make_request,
+    run_step,
+    run_to_end,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotbatch.core import LatencyTargets, ServiceClass
+from hotbatch.core import LatencyTargets, Request, ServiceClass
 from hotbatch.core.fairness import VirtualTokenCounters
 from hotbatch.core.lateness import longest_of_the_late
 from hotbatch.core.rank import Rank
@@ -129,3 +136,90 @@ def test_nobody_is_given_up_who_comes_in_time_as_nothing_decodes() -> None:
         scheduler.add(request)
     run_step(scheduler)
     assert all(request.rank == Rank.STANDARD for request in requests), "408 ms in all"
+
+
+def crowded(late_share: float) -> Iterator[tuple[float, Request]]:
+    """One seat, always somebody of the top class who can be served in time, and one who is late:
+    the moments until its first token, a step a second."""
+    scheduler = full_scheduler(
+        cost_model=LinearCost(),
+        max_num_seqs=1,
+        num_blocks=64,
+        max_num_batched_tokens=32,
+        late_share=late_share,
+        ageing=None,
+        targets={INTERACTIVE: LatencyTargets(ttft=4.0)},
+    )
+    late = make_request("late", 24, max_tokens=3, service_class=INTERACTIVE, arrival=0.0)
+    scheduler.add(make_request("first", 4, service_class=INTERACTIVE, max_tokens=9, arrival=0.0))
+    scheduler.add(late)
+    for step in range(300):
+        now = 5.0 + step
+        while scheduler.stats().num_waiting < 3:
+            name = f"new{step}.{scheduler.stats().num_waiting}"
+            scheduler.add(
+                make_request(name, 8, max_tokens=4, service_class=INTERACTIVE, arrival=now)
+            )
+        run_step(scheduler, now=now)
+        scheduler.check_integrity()
+        yield now, late
+        if late.num_output:
+            return
+
+
+def test_one_that_is_late_waits_a_few_times_its_target_and_then_has_a_share() -> None:
+    moments = list(crowded(0.2))
+    now, late = moments[-1]
+    assert late.rank == Rank.INTERACTIVE, "what comes after its first token is no share any more"
+    # Twelve seconds are three times its target; then 24 tokens at a fifth of some three a step.
+    assert 12.0 <= now < 75.0
+    computed = [late.num_output for moment, late in moments if moment < 12.0]
+    assert computed, "before that it lets those pass that can be served in time"
+
+
+def test_without_that_share_it_waits_as_long_as_others_come() -> None:
+    now, late = list(crowded(0.0))[-1]
+    assert now == 304.0 and late.num_output == 0 and late.rank == Rank.LATE
+
+
+def test_of_those_that_are_overdue_the_one_with_least_to_do_has_the_share() -> None:
+    scheduler = full_scheduler(
+        cost_model=LinearCost(),
+        max_num_seqs=1,
+        late_share=0.5,
+        ageing=None,
+        targets={INTERACTIVE: LatencyTargets(ttft=0.1)},
+    )
+    scheduler.add(make_request("busy", 4, service_class=INTERACTIVE, max_tokens=90))
+    for name, size in (("long", 30), ("short", 8), ("middle", 20)):
+        scheduler.add(make_request(name, size, service_class=INTERACTIVE, max_tokens=3))
+    chosen: list[str] = []
+    for step in range(1, 90):
+        run_step(scheduler, now=float(step))
+        assert len(scheduler._shares.late.chosen) <= 1
+        chosen += [
+            r.request_id for r in scheduler._shares.late.chosen if r.request_id not in chosen
+        ]
+    assert chosen == ["short", "middle", "long"]
+
+
+def test_the_one_that_gets_the_late_share_can_be_cancelled() -> None:
+    scheduler = full_scheduler(
+        cost_model=LinearCost(),
+        max_num_seqs=1,
+        late_share=0.5,
+        ageing=None,
+        targets={INTERACTIVE: LatencyTargets(ttft=0.1)},
+    )
+    scheduler.add(make_request("busy", 4, service_class=INTERACTIVE, max_tokens=90))
+    scheduler.add(make_request("late", 3, service_class=INTERACTIVE, max_tokens=3))
+    step = 0
+    while not scheduler._shares.late.chosen:
+        step += 1
+        scheduler.add(make_request(f"n{step}", 4, service_class=INTERACTIVE, arrival=float(step)))
+        run_step(scheduler, now=float(step))
+    scheduler.cancel("late")
+    assert not scheduler._shares.late.chosen
+    scheduler.check_integrity()
+    run_to_end(scheduler)
+    assert not scheduler.has_work

@@ -86,6 +86,18 @@ def test_where_the_pace_is_kept_or_nothing_was_promised_nothing_is_limited() -> 
         assert scheduler._seating.limit == 16
 
 
+def test_held_still_there_are_as_many_seats_as_set() -> None:
+    scheduler = full_scheduler(
+        without="online",
+        cost_model=LinearCost(),
+        max_num_seqs=16,
+        num_blocks=256,
+        max_num_batched_tokens=64,
+    )
+    served(scheduler, 0.0, targets=LatencyTargets(ttft=9.0, tpot=0.5))
+    assert scheduler._seating.limit == 16
+
+
 def test_one_that_lost_its_seat_says_nothing_of_the_pace() -> None:
     scheduler = many_seats()
     for index in range(16):

@@ -185,6 +185,32 @@ def test_nothing_is_wider_than_the_screen(browser: Any, width: int) -> None:
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_a_new_size_is_drawn_at_once(browser: Any) -> None:
+    """The browser shows what is there after a change of size, and an empty canvas is black."""
+    with serving(make_rig()) as rig, opened(browser, rig.url) as seen:
+        is_live(seen)
+        colours = seen.page.evaluate(
+            """async () => {
+              const { Lanes } = await import("/dashboard/lanes.js");
+              const { LaneBook } = await import("/dashboard/lane_book.js");
+              const stage = document.createElement("div");
+              stage.style = "width: 400px; height: 200px";
+              document.body.append(stage);
+              const canvas = document.createElement("canvas");
+              stage.append(canvas);
+              const lanes = new Lanes(canvas, new LaneBook(), ["batch", "standard", "interactive"]);
+              const middle = () => [...lanes.view.getImageData(canvas.width / 2, 9, 1, 1).data];
+              const first = middle();
+              stage.style.width = "300px";
+              lanes.restyle();
+              return [first, middle(), canvas.width];
+            }"""
+        )
+        first, second, width = colours
+        assert width == 300
+        assert first == second and first[3] == 255, "nothing is drawn where nothing covers"
+
+
 def test_the_lanes_follow_the_scheduler(browser: Any) -> None:
     """Few blocks: somebody is paused or evicted, and the page knows."""
     rig = make_rig(executor=SLOW, num_blocks=40, max_num_seqs=8)

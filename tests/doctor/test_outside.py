@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,15 +52,19 @@ def vllm(seconds: float, **rates: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def sglang(seconds: float, **values: float) -> str:
+def sglang(seconds: float, cached: float = 25.0, **values: float) -> str:
     gauges = {"num_running_reqs": 4.0, "num_queue_reqs": 0.0, "token_usage": 0.1, **values}
     lines = []
     for name, value in gauges.items():
         lines += [f"# TYPE sglang:{name} gauge", f'sglang:{name}{{model_name="m"}} {value}']
-    for name in ("prompt_tokens", "generation_tokens"):
+    for name, rate in (
+        ("prompt_tokens", 100),
+        ("generation_tokens", 100),
+        ("cached_tokens", cached),
+    ):
         lines += [
             f"# TYPE sglang:{name} counter",
-            f'sglang:{name}_total{{model_name="m"}} {100 * seconds}',
+            f'sglang:{name}_total{{model_name="m"}} {rate * seconds}',
         ]
     return "\n".join(lines) + "\n"
 
@@ -110,6 +115,7 @@ def test_sglang() -> None:
     assert verdict_of(sglang).cause == "few_clients"
     assert verdict_of(sglang, num_queue_reqs=20.0, token_usage=0.95).cause == "kv_cache"
     assert verdict_of(sglang, num_running_reqs=64.0).cause == "healthy"
+    assert window_of(sglang).cache_hit_share == pytest.approx(0.25)
 
 
 def test_with_the_machine_s_ceiling_utilisation_is_estimated() -> None:
@@ -173,3 +179,13 @@ def test_a_line_for_each_distance_that_guessed() -> None:
     assert "Guesses of beyond: 160 tokens a second" in text
     assert "idle" not in text.partition("Guesses")[2]
     assert '"beyond"' in as_json(judge(window), window)
+
+
+@pytest.mark.parametrize(
+    ("gain", "said"), [(0.3, "30 % more throughput"), (9.5, "10 times the throughput")]
+)
+def test_a_large_gain_is_told_as_a_factor(gain: float, said: str) -> None:
+    window = window_of(running=2.0)
+    verdict = judge(window)
+    finding = replace(verdict.findings[0], gain=gain)
+    assert said in as_text(replace(verdict, findings=(finding,)), window)

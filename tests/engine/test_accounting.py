@@ -17,6 +17,7 @@ from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.core.scheduler import Scheduler
 from hotbatch.core.step_mix import HeldBack
 from hotbatch.engine import CAUSES, Cause, Ceiling, ModelWork, Phase, StepAccount
+from hotbatch.engine.accounting import Accountant
 from hotbatch.engine.ceiling import Roofline
 from hotbatch.simulator import EngineRun, RooflineStepTime, SimulatedExecutor, StepTime
 
@@ -407,6 +408,18 @@ def test_the_snapshot_shows_the_curve_and_where_the_server_works():
     assert counts[0] == 1 and counts[-1] == 64 and counts == sorted(counts)
     for point in seen.curve:
         assert point.predicted_seconds == pytest.approx(point.ideal_seconds, rel=0.4)
+
+
+def test_what_the_curve_says_beyond_what_was_seen_is_not_quicker_than_the_ceiling():
+    class Hopeful:
+        is_trained = True
+
+        def predict(self, step):
+            return 1e-6
+
+    accountant = Accountant(Roofline(WORK, CEILING), 0.0, cost_model=Hopeful())
+    for point in accountant.snapshot().curve:
+        assert point.predicted_seconds == point.ideal_seconds > 1e-3
 
 
 def test_without_a_ceiling_there_are_no_accounts():

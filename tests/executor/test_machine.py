@@ -11,6 +11,7 @@ import pytest
 from hotbatch.executor import machine
 from hotbatch.executor.machine import cpu_name, hardware_name, measure_cpu, measure_cuda
 from hotbatch.executor.nvml import read_device
+from hotbatch.kernels import _native
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4", "bf16", "f32"])
@@ -28,6 +29,13 @@ def test_coarser_numbers_are_not_slower() -> None:
     int8 = measure_cpu("int8", threads=1)
     f32 = measure_cpu("f32", threads=1)
     assert int8.compute > 0.9 * f32.compute
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_handing_out_a_loop_takes_a_while(threads: int) -> None:
+    assert 0.0 < _native.measure_loop(threads, repeats=200) < 1.0
+    with pytest.raises(ValueError, match="repeats"):
+        _native.measure_loop(threads, repeats=0)
 
 
 def test_the_processor_is_named(tmp_path: Path) -> None:

@@ -114,6 +114,26 @@ def test_nobody_there_costs_the_spans_only(caplog: pytest.LogCaptureFixture) -> 
     assert "lost" in caplog.text
 
 
+def test_a_collector_that_stays_away_is_told_of_once_until_it_has_been_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracing, "_INTERVAL", 100.0)
+    collector = SimpleNamespace(is_there=False)
+
+    def send(message: Any) -> None:
+        if not collector.is_there:
+            raise httpx.ConnectError("refused")
+
+    tracer = RequestTracer("http://collector:4318", "m", send=send)
+    for is_there, told in ((False, 1), (False, 1), (True, 1), (False, 2)):
+        collector.is_there = is_there
+        tracer.on_request(timings())
+        tracer._flush()
+        assert caplog.text.count("lost") == told
+    assert "3 requests so far" in caplog.text
+    tracer.close()
+
+
 def test_too_many_at_once_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "_MOST_PENDING", 2)
     tracer = RequestTracer("http://collector:4318", "m", send=lambda message: None)

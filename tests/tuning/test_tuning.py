@@ -182,6 +182,14 @@ def test_the_real_engine_confirms() -> None:
     assert again.attainment == 0.0, "the executor stays open from one finalist to the next"
 
 
+def test_a_play_ends_when_nothing_can_become_good() -> None:
+    executor = machine()
+    jobs = [Job(0.0, 8, 5), *(Job(0.0, 8, 1500) for _ in range(20))]
+    figures = confirm(executor, Settings(1, 64), jobs, 100.0, Targets(0.001, 5.0))
+    assert executor.steps_run < 20 * 1500, "those that were late from the start are not waited for"
+    assert figures.attainment < 0.1
+
+
 def test_a_larger_cache_and_other_threads_are_taken_only_if_they_bring_something() -> None:
     base = simulator(profile="documents", tpot=1.0)
     slow, quick = CurveStepTime(curve(), 0.02), CurveStepTime(curve(), 0.0)

@@ -42,6 +42,11 @@ class ClassQueue:
         return chain(self._returning, *self._newcomers.values(), self._lifted)
 
     @property
+    def num_returning(self) -> int:
+        """Those that had a seat before, paused ones included."""
+        return len(self._returning)
+
+    @property
     def has_lifted(self) -> bool:
         return bool(self._lifted)
 

@@ -43,6 +43,7 @@ class SchedulerConfig:
             for never.
         batch_share: share of all tokens that the batch class gets at least, as long as it has
             work.
+        late_share: the same for those whose first token is overdue by several times its target.
         tenant_weights: a tenant's share relative to others of its class; 1 where not named.
         ahead_kv_share: share of the pool that requests computed ahead may hold.
 
@@ -67,6 +68,7 @@ class SchedulerConfig:
     queue_time_to_live: float | None = None
     ageing: float | None = 30.0
     batch_share: float = 0.05
+    late_share: float = 0.02
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     ahead_kv_share: float = 0.25
 
@@ -134,10 +136,10 @@ class SchedulerConfig:
                     f"{name} must be above 0 seconds, got {seconds}; None switches it off.",
                     param=name,
                 )
-        if not 0.0 <= self.batch_share <= 0.5:
-            raise InvalidRequestError(
-                f"batch_share must be in [0, 0.5], got {self.batch_share}.", param="batch_share"
-            )
+        for name in ("batch_share", "late_share"):
+            share = getattr(self, name)
+            if not 0.0 <= share <= 0.5:
+                raise InvalidRequestError(f"{name} must be in [0, 0.5], got {share}.", param=name)
         if not 0.0 <= self.ahead_kv_share <= 1.0:
             raise InvalidRequestError(
                 f"ahead_kv_share must be in [0, 1], got {self.ahead_kv_share}.",

@@ -15,7 +15,8 @@ On top comes what was measured: for steps of up to 64 tokens that are all sample
 decodes and drafts are, the mean ratio
 between measured and fitted time at exactly that many tokens. That holds the teeth of the real
 curve (kernels work in tiles), where most steps happen. And all of it is taken times the pace of
-the moment (`pace`): coefficients learn what is lasting, at the usual pace.
+the moment (`pace`): what steps of any kind took lately against what the coefficients say, which
+follow more slowly.
 
 A step during which the machine did something else is an outlier: its excess is clipped. Many
 in a row are a changed machine, and the whole model is rescaled to it.
@@ -255,7 +256,12 @@ class CostModel:
             self._note_error(features, predicted, seconds)
             seconds = self._clipped(predicted, seconds)
             if self._num_observed >= _WARM_UP:
-                predicted, seconds = self._at_usual_pace(predicted, seconds, is_live)
+                predicted /= self._pace.factor  # by the coefficients alone
+                if is_live:
+                    self._pace.note(seconds / (predicted * self._pace.factor))
+                # At the measured pace, not the usual one: what a pace explains at once would
+                # never become a price, and the other kinds of steps would be taxed for it.
+                seconds = min(max(seconds, predicted / _FIT_CLIP), predicted * _FIT_CLIP)
         believed = predicted if self._num_observed > _WARM_UP else seconds
         weight = 1.0 / max(believed, 0.25 * seconds, _LEAST)
         self._fit.update(_vector(features, weight), seconds * weight)
@@ -264,16 +270,6 @@ class CostModel:
         self._note_ratio(features, seconds)
         self._num_observed += 1
         self._num_mixed += not features.is_decode_only
-
-    def _at_usual_pace(
-        self, predicted: float, seconds: float, is_live: bool
-    ) -> tuple[float, float]:
-        """What both times would be at the usual pace, for the coefficients to learn from."""
-        before = self._pace.factor
-        if is_live:
-            self._pace.note(seconds / predicted)
-        seconds = min(max(seconds, predicted / _FIT_CLIP), predicted * _FIT_CLIP)
-        return predicted / before, seconds / self._pace.factor
 
     def _note_error(self, features: StepFeatures, predicted: float, seconds: float) -> None:
         mixed = not features.is_decode_only

@@ -13,9 +13,14 @@ class RecursiveLeastSquares:
     """Fits y = theta . x to a stream of observations, one update in O(k^2).
 
     The covariance is kept as U diag(D) U' (Bierman, "Factorization Methods for Discrete
-    Sequential Estimation", 1977), which stays positive definite whatever is fed to it. Old
-    observations fade by `forgetting` with each new one; in directions that are not observed
-    the covariance grows back to the prior at most, and theta stays what it was.
+    Sequential Estimation", 1977), which stays positive definite whatever is fed to it.
+
+    Old observations fade only in the direction of new ones (Kulhavy, "Restricted exponential
+    forgetting in real-time identification", 1987): the variance of x . theta falls with each
+    observation at x to `1 - forgetting`, where it would stay if all observations were alike and
+    older ones faded, and no further. So what is observed goes on being followed, and what is not
+    observed for a while stays known as well as it was: with one kind of observation for minutes,
+    the first of another kind, should it be off, must not turn everything over.
 
     Args:
         size: entries of x.
@@ -33,27 +38,36 @@ class RecursiveLeastSquares:
 
     def update(self, x: Sequence[float], y: float) -> None:
         """Take in one observation of unit weight; to weigh it otherwise, scale both sides."""
-        theta, diagonal = self.theta, self._diagonal
-        forgetting, prior = self._forgetting, self._prior
+        theta, diagonal, columns = self.theta, self._diagonal, self._columns
         error = y
         for value, factor in zip(theta, x, strict=True):
             error -= value * factor
-        gain: list[float] = []
-        alpha = forgetting
-        for j, column in enumerate(self._columns):
-            projected = x[j]
+        projected = []
+        variance = 0.0  # of x . theta
+        for j, column in enumerate(columns):
+            value = x[j]
             for u, factor in zip(column, x, strict=False):
-                projected += u * factor
-            scaled = diagonal[j] * projected
+                value += u * factor
+            projected.append(value)
+            variance += value * value * diagonal[j]
+        least = 1.0 - self._forgetting
+        learns = variance > least
+        # As if measured with so much noise that the variance does not fall below the least.
+        alpha = variance / (variance - least) if learns else 1.0
+        gain: list[float] = []
+        for j, column in enumerate(columns):
+            value = projected[j]
+            scaled = diagonal[j] * value
             beta = alpha
-            alpha += projected * scaled
-            diagonal[j] = min(prior, diagonal[j] * beta / (alpha * forgetting))
-            step = -projected / beta
+            alpha += value * scaled
+            if learns:
+                diagonal[j] *= beta / alpha
+            step = -value / beta if learns else 0.0
             for i, u in enumerate(column):
                 column[i] = u + gain[i] * step
                 gain[i] += scaled * u
             gain.append(scaled)
-        error /= alpha
+        error /= self._forgetting + variance
         for i, value in enumerate(gain):
             theta[i] += value * error
 

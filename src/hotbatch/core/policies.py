@@ -131,8 +131,11 @@ class Policies:
             drafter of its own (`speculation`) does not ask.
         reclaim: (victim, tokens lost) -> whether they are dropped or the victim is spared.
         classes: a higher class goes first and displaces lower ones, by pausing them.
-        deadlines: parts of prompts are sized by the predicted time of the step, and ordered by
-            deadline and remaining work.
+        deadlines: prompts are ordered by deadline and remaining work, and who cannot be in time
+            steps back.
+        online: with `deadlines`, the settings are bounds within which parts of prompts are sized
+            by the predicted time of the step, and seats by what keeps promises; without it both
+            are as large as set.
         fairness: tenants of a class are served by virtual token counters.
         forecast: admission looks at the expected peak of KV tokens.
         partial_eviction: a victim gives back as many blocks as are needed, from its end.
@@ -146,6 +149,7 @@ class Policies:
     reclaim: Callable[[Request, int], Reclaim] = always_recompute
     classes: bool = False
     deadlines: bool = False
+    online: bool = False
     fairness: bool = False
     forecast: bool = False
     partial_eviction: bool = False
@@ -156,6 +160,7 @@ _FULL = Policies(
     choose_victim=least_valuable,
     classes=True,
     deadlines=True,
+    online=True,
     fairness=True,
     forecast=True,
     partial_eviction=True,

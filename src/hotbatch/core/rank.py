@@ -3,7 +3,8 @@
 Each service class has one. Between batch work and all that was promised something soon stands
 `LATE`: requests of the upper classes that cannot keep their promise any more (`lateness`). They
 go on with what the others leave, and displace nobody who can still be served in time. Above all
-stands the request of the batch class that is owed its share now (`batch_share`).
+stands whoever is owed a share now, of the batch class or of those that are long overdue
+(`owed_share`).
 """
 
 from __future__ import annotations

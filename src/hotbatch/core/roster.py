@@ -54,6 +54,11 @@ class Roster:
         return len(self.by_id) - len(self.running)
 
     @property
+    def num_evicted(self) -> int:
+        """Those that lost all their blocks and wait to be computed again."""
+        return sum(queue.num_returning for queue in self.queues) - len(self.paused)
+
+    @property
     def holders(self) -> Iterator[Request]:
         """Those that hold blocks."""
         yield from self.running
@@ -138,6 +143,8 @@ class Roster:
             if request.state is not RequestState.PAUSED:
                 assert not request.block_table, f"{request!r} waits with blocks"
                 assert request.num_computed == request.num_committed == 0
+        num_evicted = sum(request.state is RequestState.EVICTED for request in queued)
+        assert self.num_evicted == num_evicted, "who is evicted is miscounted"
         for request in self.running:
             assert request.state is RequestState.RUNNING
         for request in self.holders:

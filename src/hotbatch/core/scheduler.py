@@ -22,7 +22,7 @@ the plain policies there is one class only. In each class:
 
 Admission stops at the first request that does not fit, so a large one is not overtaken for
 ever; only siblings of a group, while their prompt is being computed, let others pass. The
-batch class is owed a small share of all tokens (`batch_share`), and age lifts a request of it.
+batch class is owed a small share of all tokens (`owed_share`), and age lifts a request of it.
 As somebody always is spared by the choice of victims and is known to fit when alone, it always
 ends, and so does everybody after it.
 
@@ -39,7 +39,6 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from math import inf
 
-from hotbatch.core.batch_share import BatchShare
 from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.cost_model import CostModel
 from hotbatch.core.drafting import DraftFiller
@@ -49,6 +48,7 @@ from hotbatch.core.group import GroupRegistry
 from hotbatch.core.idle_work import IdleWork
 from hotbatch.core.kv_cache import KvCache
 from hotbatch.core.light_tenants import LightTenants
+from hotbatch.core.owed_share import OwedShare, OwedShares
 from hotbatch.core.plan import (
     FinishReason,
     PlannedRequest,
@@ -71,6 +71,7 @@ from hotbatch.core.step import Step
 from hotbatch.core.step_filling import StepFiller
 from hotbatch.core.step_mix import HeldBack
 from hotbatch.core.step_time import prompt_seconds
+from hotbatch.core.turnaround import Turnaround
 from hotbatch.core.urgency import Urgency
 from hotbatch.core.waiting_queue import WaitingQueue
 
@@ -110,8 +111,8 @@ class Scheduler:
         self._kv = KvCache(config, cost_model)
         seconds_for = prompt_seconds(cost_model, config.max_num_batched_tokens)
         self._roster = Roster(self._counters)
-        self._share = BatchShare(config.batch_share)
-        self._preemptor = Preemptor(self._roster, self._kv, policies, self._share.chosen)
+        self._shares = OwedShares(OwedShare(config.batch_share), OwedShare(config.late_share))
+        self._preemptor = Preemptor(self._roster, self._kv, policies, self._shares.chosen)
         light_tenants: LightTenants | None = None
         if policies.deadlines and self._counters is not None:
             light_tenants = LightTenants(self._roster, self._counters, config.tenant_weights)
@@ -124,7 +125,8 @@ class Scheduler:
             self._counters,
             light_tenants,
         )
-        self._urgency = Urgency(config, policies, self._roster, self._share)
+        self._urgency = Urgency(config, policies, self._roster, self._shares)
+        self._turnaround = Turnaround()
         self._filler = StepFiller(
             policies,
             self._roster,
@@ -132,12 +134,13 @@ class Scheduler:
             self._preemptor,
             self._seating,
             self._urgency,
-            self._share,
+            self._shares,
             cost_model,
             self._counters,
             seconds_for,
             config.max_num_batched_tokens,
             light_tenants,
+            self._turnaround,
         )
         if drafter is None and policies.propose_drafts is not None:
             drafter = EachAlone(policies.propose_drafts)
@@ -310,6 +313,7 @@ class Scheduler:
         assert result.step_id == plan.step_id, "the result belongs to another plan"
         if self.cost_model is not None and step.features is not None:
             self.cost_model.observe(step.features, result.seconds)
+        self._turnaround.note_commit(now, result.seconds)
         events: list[TokenEvent] = []
         counters = self._counters
         charges: dict[tuple[int, str], int] = {}
@@ -385,6 +389,7 @@ class Scheduler:
             prompt_tokens=self._num_prompt_tokens,
             generated_tokens=self._num_generated_tokens,
             num_paused=num_paused,
+            num_evicted=self._roster.num_evicted,
             pauses=self._preemptor.num_pauses,
             expired=self._num_expired,
             guesses={**drafts, **self.idle_work.accounts()},
@@ -404,7 +409,7 @@ class Scheduler:
         assert num_placed + len(self._gathering) == len(self._roster), "a request is lost"
         live = set(self._roster.by_id.values())
         assert self._closed_batch <= live, "a finished request keeps a batch open"
-        assert self._share.chosen.keys() <= live, "a finished request takes the batch's share"
+        assert live.issuperset(self._shares.chosen), "a finished request takes a share"
         for request in live:
             assert request.rank < Rank.OWED, f"{request!r} is owed something for ever"
         for request in self._draining:
@@ -615,7 +620,7 @@ class Scheduler:
         del self._roster.by_id[request.request_id]
         self._groups.leave(request)
         self._closed_batch.discard(request)
-        self._share.chosen.pop(request, None)
+        self._shares.drop(request)
         if self._drafter is not None:
             self._drafter.end(request)
         if reason is not FinishReason.ERROR:

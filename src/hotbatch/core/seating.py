@@ -66,7 +66,8 @@ class Seating:
         too many beside it."""
         if self._policies.forecast:
             self._lengths[request.service_class].observe(request.num_output)
-        if not self._policies.deadlines or request.first_token_at is None:
+        is_adapting = self._policies.deadlines and self._policies.online
+        if not is_adapting or request.first_token_at is None:
             return
         if request.num_pauses or request.num_evictions:
             return  # what it lacked was not speed

@@ -32,6 +32,7 @@ class SchedulerStats:
     prompt_tokens: int  # of requests whose first token was sampled
     generated_tokens: int
     num_paused: int = 0  # hold blocks, but no seat
+    num_evicted: int = 0  # of those that wait: had a seat, and lost all their blocks
     pauses: int = 0
     expired: int = 0  # waited longer than the queue's time to live
     guesses: Mapping[str, Account] = field(default_factory=dict)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf
 
-from hotbatch.core.batch_share import BatchShare
 from hotbatch.core.cost_model import CostModel
 from hotbatch.core.fairness import VirtualTokenCounters
 from hotbatch.core.kv_cache import KvCache
 from hotbatch.core.lateness import Lateness
 from hotbatch.core.light_tenants import LightTenants
+from hotbatch.core.owed_share import OwedShares
 from hotbatch.core.policies import Policies
 from hotbatch.core.preemption import Preemptor
 from hotbatch.core.rank import DESCENDING, Rank
@@ -25,6 +25,7 @@ from hotbatch.core.seating import Seating
 from hotbatch.core.shares import by_deadline, share_out
 from hotbatch.core.step import Step
 from hotbatch.core.step_time import StepClock
+from hotbatch.core.turnaround import Turnaround
 from hotbatch.core.urgency import Urgency
 
 _MAX_PROMPTS = 4  # that are computed at a time, apart from those that end in the step
@@ -42,12 +43,13 @@ class StepFiller:
         preemptor: Preemptor,
         seating: Seating,
         urgency: Urgency,
-        share: BatchShare,
+        shares: OwedShares,
         model: CostModel | None,
         counters: list[VirtualTokenCounters] | None,
         seconds_for: Callable[[int, int], float],
         max_tokens: int,
         light_tenants: LightTenants | None,
+        turnaround: Turnaround,
     ) -> None:
         self._max_tokens = max_tokens
         self._policies = policies
@@ -56,13 +58,14 @@ class StepFiller:
         self._preemptor = preemptor
         self._seating = seating
         self._urgency = urgency
-        self._share = share
+        self._shares = shares
         self._model = model
         self._counters = counters
         self._lateness: Lateness | None = None
         if policies.deadlines and model is not None:
             self._lateness = Lateness(roster, seconds_for, model)
         self._light_tenants = light_tenants
+        self._turnaround = turnaround
         self._light: list[Request] = []  # requests of light tenants that have a seat
         self._skipped: frozenset[Request] = frozenset()  # decodes left out of the last step
         self._skipped_before: frozenset[Request] = frozenset()  # of the one before
@@ -76,29 +79,36 @@ class StepFiller:
                 decodes[request.rank].append(request)
             elif num_uncomputed > 1:
                 prompts[request.rank].append(request)
+        self._turnaround.note_plan(any(decodes))
         if self._lateness is not None and (any(prompts) or self._seating.has_seats):
             self._lateness.review(prompts, decodes, now)
         clock = self._clock(decodes, prompts, now)
-        counted = 0
-        num_batch = 0
+        num_had = [0] * len(Rank)  # tokens, by what a request is when it is owed nothing
         num_lower = sum(map(len, decodes))
         for rank in DESCENDING:
             num_lower -= len(decodes[rank])
             if not (decodes[rank] or prompts[rank] or len(self._roster.queues[rank])):
                 continue
             most = sum(owed.values()) if rank == Rank.OWED else step.budget
+            begun = len(step.planned)
             self._fill_rank(step, rank, decodes[rank], prompts[rank], num_lower, most, clock, now)
-            if rank in (Rank.OWED, Rank.BATCH):
-                num_batch += step.num_tokens - counted
-            counted = step.num_tokens
+            if rank in (Rank.OWED, Rank.LATE, Rank.BATCH):
+                for request, planned in zip(
+                    step.requests[begun:], step.planned[begun:], strict=True
+                ):
+                    num_had[request.base_rank] += len(planned.tokens)
         if self._policies.classes:
-            self._share.note(step.num_tokens, num_batch, self._has_batch_work())
+            batch, late = self._shares
+            batch.note(step.num_tokens, num_had[Rank.BATCH], self._has_work(Rank.BATCH))
+            late.note(step.num_tokens, num_had[Rank.LATE], self._has_work(Rank.LATE))
 
     def _clock(
         self, decodes: list[list[Request]], prompts: list[list[Request]], now: float
     ) -> StepClock | None:
         model = self._model
-        if model is None or not self._policies.deadlines or not model.is_trained:
+        policies = self._policies
+        is_paced = policies.deadlines and policies.online
+        if model is None or not is_paced or not model.is_trained:
             return None
         num_prompts = sum(map(len, prompts)) + self._roster.num_queued
         if self._light_tenants is not None:
@@ -112,6 +122,7 @@ class StepFiller:
             now,
             self._light,
             self._skipped & self._skipped_before,
+            self._turnaround.seconds,
         )
         self._skipped_before, self._skipped = self._skipped, clock.skipped
         return clock
@@ -120,11 +131,19 @@ class StepFiller:
         """No one step computes its prompt, whoever else is in it."""
         return len(request.tokens) > self._max_tokens
 
-    def _has_batch_work(self) -> bool:
-        running = self._roster.running
-        if running and (running[-1].rank == Rank.BATCH or running[0].rank == Rank.OWED):
+    def _has_work(self, rank: Rank) -> bool:
+        """Is there anybody of a rank that a share is kept for?"""
+        if len(self._roster.queues[rank]):
             return True
-        return len(self._roster.queues[Rank.BATCH]) > 0
+        for request in self._roster.running:
+            if request.rank != Rank.OWED:
+                break
+            if request.base_rank == rank:
+                return True
+        for request in reversed(self._roster.running):
+            if request.rank >= rank:
+                return request.rank == rank
+        return False
 
     def _fill_rank(
         self,

@@ -32,7 +32,9 @@ _LIGHT_STRETCH = 1.15  # of a step of light tenants' decodes alone: theirs wait 
 _LEAST_CHUNK = 16  # tokens of prompts in a step, however little slack there is
 _LEAST_GENTLE_CHUNK = 4  # the same where prompts should not be felt
 _PACE = 0.9  # of the tightest target for tokens: a step of those that are behind it
+_FELT_LITTLE = 2.05  # times as long a gap as without it: beside a long prompt, usually
 _COURTEOUS = 2.0  # times its time alone, that a long prompt takes so that others do not feel it
+_LESS_COURTEOUS = 1.25  # times as long a step is tried where it would be late otherwise
 _HOPELESS = 2.0  # times that target, without any prompt: it cannot be kept, whatever is done
 _BRIEF = 0.02  # seconds that a step may always take while somebody of a higher class may come
 _SHARING = 1.1  # times the time that prompts take alone, in steps of theirs: some end, and decode
@@ -91,6 +93,7 @@ class StepClock:
         spared: those that were left out of the last step, and so will not be of this one.
         spared_by_light: those that were left out of the last two: not even light tenants'
             requests make them wait once more.
+        between: seconds from a step's end to the next one's start.
         num_prompts: prompts that are being computed or wait.
         last_arrival: per rank, when the last request of it arrived.
         now: when the step starts.
@@ -107,10 +110,12 @@ class StepClock:
         now: float,
         light: Collection[Request] = (),
         spared_by_light: Collection[Request] = (),
+        between: float = 0.0,
     ) -> None:
         self._model = model
         self._last_arrival = last_arrival
         self._now = now
+        self._between = between
         self._num_prompts = num_prompts
         self._is_felt = any(decodes[Rank.LATE + 1 :])
         num_decodes = context = 0
@@ -185,12 +190,8 @@ class StepClock:
     def _courteous_chunk(
         self, request: Request, start: int, num_uncomputed: int, limit: float
     ) -> int | None:
-        """A chunk that is hardly felt; None if the request would be late with such ones."""
-        # Usually, not 19 times of 20: this is a courtesy, and the prompt's time counts too.
-        alone = self._model.predict(self._decodes)
-        seconds = min(limit, alone * self._stretch() * self._doubt())
-        size = self._model.largest_chunk(self._step, start, num_uncomputed, seconds)
-        size = max(size, self._least(_LEAST_GENTLE_CHUNK, num_uncomputed))
+        """A chunk that is hardly felt, or no more than it takes to come in time; None if that
+        takes all that the limit allows."""
         left = len(request.tokens) - request.num_computed
         due = request.due
         if request.targets.ttft is None:
@@ -198,13 +199,18 @@ class StepClock:
             # promised to all of its class.
             whole = self._model.prompt_seconds(0, request.num_prompt, request.num_prompt)
             due = max(due, request.arrival + _COURTEOUS * whole)
-        if size < 1 or self._now + seconds * left / size > due:
-            return None
-        return size
+        # Usually, not 19 times of 20: this is a courtesy, and the prompt's time counts too.
+        seconds, doubt = self._stretched(_FELT_LITTLE), self._doubt()
+        while seconds * doubt < limit:
+            size = self._model.largest_chunk(self._step, start, num_uncomputed, seconds * doubt)
+            size = max(size, self._least(_LEAST_GENTLE_CHUNK, num_uncomputed))
+            if size > 0 and self._now + seconds * left / size <= due:
+                return size
+            seconds *= _LESS_COURTEOUS
+        return None
 
     def _limit(self, rank: int) -> float:
         """Seconds that the step may take if a prompt of this rank joins."""
-        alone = self._model.predict(self._decodes)
         needed = self._model.predict_p95(self._decodes)
         limit = inf
         if self._slack < inf and self._slack >= needed:
@@ -212,15 +218,21 @@ class StepClock:
         elif self._slack < inf and needed <= _HOPELESS * self._tpot < inf:
             limit = max(needed, _PACE * self._tpot)
         elif self._is_felt or self._slack < inf:
-            limit = alone * self._stretch()
+            limit = self._stretched(self._stretch())
         if any(self._now - moment < _VIGILANCE for moment in self._last_arrival[rank + 1 :]):
-            limit = min(limit, max(_BRIEF, alone * _STRETCH))
+            limit = min(limit, max(_BRIEF, self._stretched(_STRETCH)))
         return limit
 
     def _doubt(self) -> float:
         """How far the time that 19 of 20 steps with a part of a prompt keep is from the usual."""
         step = self._decodes.plus_chunk(0, _LEAST_CHUNK)
         return self._model.predict_p95(step) / self._model.predict(step)
+
+    def _stretched(self, times: float) -> float:
+        """Seconds of a step that makes gaps between tokens so many times as long as without a
+        prompt: what passes between two steps is in the gap, and gets no longer."""
+        alone = self._model.predict(self._decodes)
+        return times * (alone + self._between) - self._between
 
     def _stretch(self) -> float:
         is_lone = 4 * self._decodes.num_tokens <= self._num_prompts

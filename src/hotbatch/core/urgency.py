@@ -2,15 +2,18 @@
 
 Three things lift a request above its class, or back up to it. Age does, never to the top.
 Siblings do that wait for the prompt it computes: it is as urgent as they are. And what the
-batch class is owed does, for one step (`batch_share`).
+batch class is owed does, for one step, or those whose first token is long overdue
+(`owed_share`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from math import inf
 
-from hotbatch.core.batch_share import BatchShare
 from hotbatch.core.config import SchedulerConfig
+from hotbatch.core.owed_share import OwedShares
 from hotbatch.core.policies import Policies
 from hotbatch.core.rank import RANK_OF, Rank
 from hotbatch.core.request import Request, RequestState
@@ -18,6 +21,8 @@ from hotbatch.core.roster import Roster
 from hotbatch.core.service_class import ServiceClass
 
 _AGEING_INTERVAL = 0.5  # seconds between two looks at who has waited too long
+_OVERDUE = 3.0  # times its target that a late one waits before a share is kept for it
+_AMONG = 16  # of the late ones in the queue: those that are looked at for that
 _RETURNING = 20  # times the ageing after which a late one goes on that had lost its seat
 _SINGLE_CLASS = ServiceClass.STANDARD  # everybody's, where classes are switched off
 
@@ -26,13 +31,13 @@ class Urgency:
     """Sets the ranks of requests, and what they were promised."""
 
     def __init__(
-        self, config: SchedulerConfig, policies: Policies, roster: Roster, share: BatchShare
+        self, config: SchedulerConfig, policies: Policies, roster: Roster, shares: OwedShares
     ) -> None:
         self._config = config
         self._classes = policies.classes
         self._deadlines = policies.deadlines
         self._roster = roster
-        self._share = share
+        self._shares = shares
         self._next_ageing = -inf
         self._lifted: Request | None = None  # the last that was late and without its seat
         self.last_arrival = [-inf] * len(Rank)  # by rank: when somebody of it came last
@@ -103,23 +108,28 @@ class Urgency:
             self._roster.set_rank(request, Rank.STANDARD)
 
     def call_owed(self, now: float) -> dict[Request, int]:
-        """The requests of the batch class that compete above all in this step, if any do, each
-        with the tokens that it may have for that."""
-        share = self._share
-        if not self._classes or not share.is_owed:
+        """The requests of the batch class, and of those that are overdue, that compete above all
+        in this step, if any do, each with the tokens that it may have for that."""
+        if not self._classes:
             return {}
-        if share.may_choose:
-            chosen = self._choose_owed(now)
-            if chosen is not None:
-                share.chosen[chosen] = None
-        owed = dict(share.due())
+        owed: dict[Request, int] = {}
+        for share, choose in zip(
+            self._shares, (self._choose_batch, self._choose_late), strict=True
+        ):
+            if not share.is_owed:
+                continue
+            if share.may_choose:
+                chosen = choose(now)
+                if chosen is not None:
+                    share.chosen[chosen] = None
+            owed.update(share.due())
         for request in owed:
             self._roster.set_rank(request, Rank.OWED)
         return owed
 
-    def _choose_owed(self, now: float) -> Request | None:
+    def _choose_batch(self, now: float) -> Request | None:
         """The oldest of the class that runs, else the first in its queue."""
-        chosen = self._share.chosen
+        chosen = self._shares.batch.chosen
         oldest = None
         for request in reversed(self._roster.running):
             if request.rank != Rank.BATCH:
@@ -130,8 +140,36 @@ class Urgency:
             oldest = self._roster.queues[Rank.BATCH].first()
         return None if oldest in chosen else oldest
 
+    def _choose_late(self, now: float) -> Request | None:
+        """Of those that are overdue, and run or wait first, the one with least to compute; one at
+        a time, as it holds a seat and blocks until its turn is over."""
+        if self._shares.late.chosen:
+            return None
+        found: Request | None = None
+        least = 0
+        for request in self._late_ones():
+            ttft = request.promised.ttft
+            if ttft is None or request.num_output or now < request.arrival + _OVERDUE * ttft:
+                continue
+            group = request.group
+            if group is not None and group.holds_back(request):
+                continue  # a sibling computes its prompt
+            left = len(request.tokens) - request.num_computed
+            if found is None or left < least:
+                found, least = request, left
+        return found
+
+    def _late_ones(self) -> Iterator[Request]:
+        for request in reversed(self._roster.running):
+            if request.rank > Rank.LATE:
+                break
+            if request.rank == Rank.LATE:
+                yield request
+        yield from islice(self._roster.queues[Rank.LATE], _AMONG)
+
     def note_first_token(self, request: Request) -> None:
         """Nobody waits for its prompt any more; and if that came late, what follows need not."""
+        self._shares.late.chosen.pop(request, None)
         if request.base_rank == Rank.LATE:
             service_class = request.service_class if self._classes else _SINGLE_CLASS
             request.base_rank = int(RANK_OF[service_class])

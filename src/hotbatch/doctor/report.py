@@ -9,6 +9,7 @@ from hotbatch.doctor.verdict import Finding, Verdict
 from hotbatch.doctor.window import Window
 
 _BAR = 40
+_TIMES = 2.0  # a gain from which on it is told as a factor
 _DISTANCES = {"token": "next tokens", "turn": "next turns", "request": "next requests"}
 _USEFUL = ("decode", "prefill")
 
@@ -75,8 +76,14 @@ def _finding(number: int, finding: Finding) -> list[str]:
     lines += [f"   - {line}" for line in finding.evidence]
     lines.append(f"   Do: {finding.lever}")
     if finding.gain is not None:
-        lines.append(f"   Expected: up to {100 * finding.gain:.0f} % more throughput.")
+        lines.append(f"   Expected: up to {_more(finding.gain)}.")
     return lines
+
+
+def _more(gain: float) -> str:
+    if gain >= _TIMES:
+        return f"{1.0 + gain:.0f} times the throughput"
+    return f"{100 * gain:.0f} % more throughput"
 
 
 def _why(window: Window) -> str:

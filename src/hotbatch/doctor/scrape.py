@@ -20,8 +20,6 @@ _GAUGES = {
     "knee": ("knee_tokens",),
     "decode_rows": ("decode_rows",),
     "host_seconds": ("host_seconds_per_step",),
-    "bandwidth": ("ceiling_memory_bytes_per_second",),
-    "accept_length": ("spec_accept_length",),
 }
 _COUNTERS = {
     "generated": ("generation_tokens_total",),
@@ -29,7 +27,11 @@ _COUNTERS = {
     "steps": ("iterations_total", "iteration_tokens_total_count"),
     "preemptions": ("num_preemptions_total",),
     "cache_queries": ("prefix_cache_queries_total", "gpu_prefix_cache_queries_total"),
-    "cache_hits": ("prefix_cache_hits_total", "gpu_prefix_cache_hits_total"),
+    "cache_hits": (
+        "prefix_cache_hits_total",
+        "gpu_prefix_cache_hits_total",
+        "cached_tokens_total",
+    ),
     "drafts": ("spec_decode_num_draft_tokens_total",),
     "accepted": ("spec_decode_num_accepted_tokens_total",),
     "requests": ("request_success_total", "num_requests_total"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from random import Random
 
 import httpx
 
@@ -13,7 +14,7 @@ from hotbatch.doctor.scrape import Scrape, read_scrape
 
 _INTERVAL = 1.0
 _TIMEOUT = 10.0
-_LOAD_PROMPT = "Write a long story about a lighthouse keeper and the storm of number {number}."
+_LOAD_PROMPT = "{number} is the number of a ship. Write a long story about its storms."
 _LOAD_TOKENS = 128
 
 
@@ -37,11 +38,18 @@ def watch(
     """
     base = url.rstrip("/").removesuffix("/metrics")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    with httpx.Client(base_url=base, headers=headers, timeout=_TIMEOUT, trust_env=False) as http:
+    with httpx.Client(
+        base_url=base,
+        headers=headers,
+        timeout=_TIMEOUT,
+        trust_env=False,
+        limits=httpx.Limits(max_connections=None),  # each client of ours holds one
+    ) as http:
         started = time.monotonic()
         scrapes = [_scrape(http, started)]
         with _Load(http, num_clients):
-            while (left := started + seconds - time.monotonic()) > 0.0:
+            until = time.monotonic() + seconds
+            while (left := until - time.monotonic()) > 0.0:
                 on_scrape(left)
                 time.sleep(min(_INTERVAL, left))
                 scrapes.append(_scrape(http, started))
@@ -89,8 +97,11 @@ class _Load:
         for thread in self._threads:
             thread.join(_TIMEOUT)
 
-    def _ask(self, number: int) -> None:
+    def _ask(self, client: int) -> None:
+        # No prompt is sent twice, nor begins as another: what a server remembers is no load.
+        numbers = Random(time.time_ns() + client)
         while not self._stopped.is_set():
+            number = numbers.randrange(10**9, 10**10)
             body = {
                 "model": self._model,
                 "prompt": _LOAD_PROMPT.format(number=number),

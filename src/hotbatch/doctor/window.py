@@ -112,7 +112,10 @@ def make_window(
         recomputed_rate=tokens.get("recomputed", 0.0) / seconds,
         draft_rate=drafts / seconds,
         rejected_share=_ratio(rejected, drafts),
-        cache_hit_share=_ratio(change.get("cache_hits"), change.get("cache_queries")),
+        # SGLang counts the prompt tokens that it found, and no queries.
+        cache_hit_share=_ratio(
+            change.get("cache_hits"), change.get("cache_queries", change.get("prompt"))
+        ),
         prefill_share=_prefill_share(change),
         ttft=_ratio(change.get("ttft_seconds"), change.get("ttft_count")),
         token_gap=gap,

@@ -458,8 +458,9 @@ class Accountant:
                 step = StepFeatures(count, count, count * context, count * context, count)
                 ideal = self.roofline.ideal(step).seconds
                 is_learnt = model is not None and model.is_trained
+                # Beyond what was seen the curve is a guess, and no step is quicker than ideal.
                 predicted = model.predict(step) if model is not None and is_learnt else ideal
-                points.append(CurvePoint(count, predicted, ideal))
+                points.append(CurvePoint(count, max(predicted, ideal), ideal))
         return tuple(points)
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hotbatch.core.admission import Load
+from hotbatch.core.config import SchedulerConfig
 from hotbatch.core.errors import EngineStoppedError, HotbatchError, OverloadedError
 from hotbatch.core.plan import FinishReason, StepPlan, StepResult, TokenEvent
 from hotbatch.core.policies import batch_size
@@ -142,6 +143,10 @@ class Engine:
     @property
     def info(self) -> ExecutorInfo:
         return self._executor.info
+
+    @property
+    def config(self) -> SchedulerConfig:
+        return self._scheduler.config
 
     @property
     def is_accepting(self) -> bool:

@@ -60,7 +60,7 @@ class Profile:
         made: seconds since 1970.
         is_full: measured by `hotbatch tune`, not in passing.
         curve: steps measured for the curve T(n); empty where it is learnt while serving.
-        host_seconds: of the host per step, measured; 0 if not.
+        host_seconds: of the host per step of a middling batch, measured; 0 if not.
         settings: option names and values that `hotbatch tune` found best.
         tuned_for: the workload that they were found for.
     """

@@ -222,7 +222,7 @@ class LiveFeed:
             "healthy": engine.is_healthy,
             "running": stats.num_running,
             "paused": stats.num_paused,
-            "returning": max(0, stats.num_waiting - sum(load.waiting)),
+            "evicted": stats.num_evicted,
             "waiting": load.waiting,
             "waits": [round(seconds, 2) for seconds in engine.view.longest_waits()],
             "kv": (stats.blocks_used, stats.blocks_cached, stats.blocks_free),

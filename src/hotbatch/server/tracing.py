@@ -9,6 +9,7 @@ that does not answer costs spans, never requests: they are dropped and counted.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import threading
@@ -28,6 +29,7 @@ _MOST_PENDING = 4096  # requests; more are dropped
 _BATCH = 256
 _INTERVAL = 1.0  # seconds between two batches
 _TIMEOUT = 5.0
+_SILENCE = 60.0  # seconds between two lines about a collector that stays away
 _ERROR = 2  # OTLP's status code
 
 Send = Callable[[Mapping[str, Any]], None]
@@ -62,6 +64,7 @@ class RequestTracer:
         self._pending: queue.Queue[RequestTimings] = queue.Queue(_MOST_PENDING)
         self._stopping = threading.Event()
         self.num_dropped = 0
+        self._complained_at = -math.inf
         self._thread = threading.Thread(target=self._run, name="hotbatch-traces", daemon=True)
         self._thread.start()
 
@@ -88,8 +91,16 @@ class RequestTracer:
                 self._send(self._message(requests))
             except httpx.HTTPError as error:
                 self.num_dropped += len(requests)
-                logger.warning("traces of %d requests are lost: %s", len(requests), error)
+                self._complain(error)
                 return
+            self._complained_at = -math.inf  # the next loss is news
+
+    def _complain(self, error: httpx.HTTPError) -> None:
+        """Once a minute while the collector stays away."""
+        now = time.monotonic()
+        if now - self._complained_at >= _SILENCE:
+            self._complained_at = now
+            logger.warning("traces are lost, %d requests so far: %s", self.num_dropped, error)
 
     def _take(self) -> list[RequestTimings]:
         requests: list[RequestTimings] = []

@@ -4,34 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hotbatch.core.errors import OptionError
 from hotbatch.tuning.finalist import Finalist
+from hotbatch.tuning.play_off import LOAD
+from hotbatch.tuning.settings import Figures
 from hotbatch.tuning.trials import Trial
 
 
 def table(finalists: Sequence[Finalist], chosen: Finalist, block_size: int) -> str:
     """The finalists, a line each."""
     lines = [
-        f"{'sequences':>10}{'tokens':>8}{'KV tokens':>11}{'threads':>9}{'goodput':>10}"
-        f"{'as promised':>13}{'tokens/s':>10}{'real goodput':>14}{'real tokens/s':>15}"
+        f"{'':38}{'simulated':>29}{'on the engine':>33}",
+        f"{'sequences':>10}{'tokens':>8}{'KV tokens':>11}{'threads':>9}"
+        + 2 * f"{'goodput':>12}{'promised':>10}{'tokens/s':>10}",
     ]
     for finalist in finalists:
-        settings, trial, real = finalist.trial.settings, finalist.trial, finalist.best
-        marks = "  <- chosen" if finalist is chosen else ""
-        if finalist.is_default:
-            marks = " default" + marks
-        if finalist.is_plain:
-            marks = " first-come" + marks
+        settings, trial, seen = finalist.trial.settings, finalist.trial, finalist.seen
         cache = "" if settings.num_blocks is None else str(settings.num_blocks * block_size)
+        promised = Figures(trial.worth, trial.throughput, trial.attainment)
         lines.append(
             f"{settings.max_num_seqs:>10}{settings.max_num_batched_tokens:>8}{cache:>11}"
-            f"{settings.threads or '':>9}{trial.worth:>8.2f}/s{100 * trial.attainment:>11.0f} %"
-            f"{trial.throughput:>10.0f}"
-            f"{'' if real is None else f'{real.goodput:.2f}/s':>14}"
-            f"{'' if real is None else f'{real.throughput:.0f}':>15}{marks}"
+            f"{settings.threads or '':>9}{_cells(promised)}"
+            f"{'' if seen is None else _cells(seen):32}"
+            f"{_words(finalist)}{'  <- chosen' if finalist is chosen else ''}".rstrip()
         )
     return "\n".join(lines)
+
+
+def _cells(figures: Figures) -> str:
+    return (
+        f"{figures.goodput:>10.2f}/s{100 * figures.attainment:>8.0f} %{figures.throughput:>10.0f}"
+    )
+
+
+def _words(finalist: Finalist) -> str:
+    return "  first-come" if finalist.is_plain else "  default" if finalist.is_default else ""
 
 
 def frontier(trials: Sequence[Trial]) -> list[Trial]:
@@ -50,7 +59,8 @@ def plot(
     title: str,
     path: Path,
 ) -> None:
-    """Every setting by its throughput and its goodput, with the frontier and the finalists.
+    """Every setting by its throughput and its goodput, with the frontier and the finalists, and
+    beside it what the engine made of these.
 
     What was given up after a part of the requests is small and grey: with fewer of them the wait
     for the last one weighs more, so its figures are not to be compared with those of the others.
@@ -67,8 +77,23 @@ def plot(
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(9, 5.5), layout="constrained")
-    shades = pyplot.get_cmap("viridis_r")
+    played = [finalist for finalist in finalists if finalist.real]
+    figure, (left, right) = pyplot.subplots(
+        1, 2, figsize=(10.5, 5), width_ratios=(3, 2), layout="constrained"
+    )
+    _draw_trials(left, trials, finalists, chosen, pyplot.get_cmap("viridis_r"))
+    if played:
+        _draw_played(right, played, chosen)
+    else:
+        right.remove()
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _draw_trials(
+    axes: Any, trials: Sequence[Trial], finalists: Sequence[Finalist], chosen: Finalist, shades: Any
+) -> None:
     everything = max(trial.num_jobs for trial in trials)
     losers = [trial for trial in trials if trial.num_jobs < everything]
     trials = [trial for trial in trials if trial.num_jobs == everything]
@@ -84,7 +109,7 @@ def plot(
             [trial.throughput for trial in points],
             [trial.worth for trial in points],
             color=shades(0.1 + 0.9 * index / max(1, len(seats) - 1)),
-            label=f"{count}",
+            label=f"{count} sequences",
             s=[8 + 3 * trial.settings.max_num_batched_tokens**0.5 for trial in points],
             alpha=0.75,
             linewidths=0,
@@ -97,39 +122,45 @@ def plot(
         lw=1,
         zorder=0,
     )
-    for finalist, (marker, colour, label) in _marks(finalists, chosen):
-        trial = finalist.trial
+    named: set[str] = set()
+    for finalist in finalists:
+        name, marker, colour, size = _mark(finalist, finalist is chosen)
         axes.plot(
-            trial.throughput, trial.worth, marker, color=colour, ms=11, mfc="none", mew=2,
-            label=f"{label}: {trial.settings.max_num_seqs} x "
-            f"{trial.settings.max_num_batched_tokens}",
+            finalist.trial.throughput, finalist.trial.worth, marker, color=colour, ms=size,
+            mfc="none", mew=2, ls="none", label=None if name in named else name,
         )  # fmt: skip
+        named.add(name)
     axes.set(
         xlabel="tokens per second at the highest load",
         ylabel="good requests per second, mean over the loads",
-        title=title,
     )
+    axes.set_title("simulated (larger: more tokens a step)", fontsize=9)
     axes.set_ylim(bottom=0.0)
-    axes.title.set_fontsize(10)
     axes.grid(True, alpha=0.3)
-    axes.legend(
-        fontsize=8, title="sequences\n(size: tokens a step)", title_fontsize=8,
-        loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False,
-    )  # fmt: skip
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    axes.legend(fontsize=8, loc="lower right", ncols=2)
 
 
-def _marks(
-    finalists: Sequence[Finalist], chosen: Finalist
-) -> list[tuple[Finalist, tuple[str, str, str]]]:
-    """Whom to mark: the chosen one, the default, the best of plain batching."""
-    marked = []
-    plain = [finalist for finalist in finalists if finalist.is_plain]
-    if plain:
-        best = max(plain, key=lambda finalist: finalist.goodput)
-        marked.append((best, ("s", "tab:red", "first-come")))
-    default = next(finalist for finalist in finalists if finalist.is_default)
-    marked.append((default, ("o", "tab:blue", "default")))
-    marked.append((chosen, ("*", "tab:orange", "chosen")))
-    return marked
+def _draw_played(axes: Any, played: Sequence[Finalist], chosen: Finalist) -> None:
+    names = []
+    for place, finalist in enumerate(reversed(played)):
+        name, _, colour, _ = _mark(finalist, finalist is chosen)
+        settings = finalist.trial.settings
+        names.append(f"{name}\n{settings.max_num_seqs} x {settings.max_num_batched_tokens}")
+        axes.barh(place, finalist.goodput, 0.55, color=colour, alpha=0.75)
+        words = f" {finalist.goodput:.1f}/s, {100 * finalist.attainment:.0f} %"
+        axes.text(finalist.goodput, place, words, va="center", fontsize=8)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_xlim(0.0, 1.4 * max(finalist.goodput for finalist in played))
+    axes.set_xlabel("good requests per second")
+    axes.set_title(f"on the engine, at {LOAD} of what it can do", fontsize=9)
+    axes.grid(True, axis="x", alpha=0.3)
+
+
+def _mark(finalist: Finalist, is_chosen: bool) -> tuple[str, str, str, float]:
+    """Name, marker, colour and size, such that two marks on one point can both be seen."""
+    if finalist.is_plain:
+        return "first-come", "s", "tab:red", 10.0
+    name = "default" if finalist.is_default else "finalist"
+    if is_chosen:
+        return f"{name}, chosen" if finalist.is_default else "chosen", "*", "tab:orange", 15.0
+    return name, "o", "tab:blue", 10.0

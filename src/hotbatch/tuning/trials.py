@@ -33,7 +33,7 @@ from hotbatch.tuning.settings import (
 from hotbatch.tuning.workload import Job
 
 LOADS = (0.7, 1.0, 1.3)  # shares of the most that the machine can do
-_SHORT_PIECE = 40  # requests of the first round
+_SHORTEST = 4  # the part of the requests that is tried in the first round
 _MAX_STEPS = 5_000_000
 _WORTH_IT = 1.02  # times the goodput for which a larger cache or other threads are taken
 
@@ -118,25 +118,33 @@ def search(
     *,
     candidates: Sequence[Settings],
     keep: int = 3,
-    on_trial: Callable[[int, int], None] = lambda done, total: None,
+    on_round: Callable[[int, int], None] = lambda num_settings, num_jobs: None,
 ) -> list[Trial]:
-    """The settings in order of worth, best first; the first `keep` were tried on all requests."""
+    """The settings in order of worth, best first; the first `keep` were tried on all requests.
+
+    Args:
+        on_round: told how many settings are tried next, on how many requests.
+    """
     left = list(candidates)
-    count = min(_SHORT_PIECE, len(simulator.jobs))
+    count = -(-len(simulator.jobs) // _SHORTEST)
     ranked: list[Trial] = []
     losers: list[Trial] = []
     while True:
-        ranked = []
-        for index, settings in enumerate(left):
-            ranked.append(simulator.trial(settings, count))
-            on_trial(index + 1, len(left))
-        ranked.sort(key=lambda trial: -trial.worth)
+        on_round(len(left), count)
+        ranked = [simulator.trial(settings, count) for settings in left]
+        ranked.sort(key=_place)
         if len(ranked) <= keep and count == len(simulator.jobs):
             return ranked + losers
         half = max(keep, len(ranked) // 2) if len(ranked) > keep else len(ranked)
         losers = ranked[half:] + losers
         left = [trial.settings for trial in ranked[:half]]
         count = min(2 * count, len(simulator.jobs))
+
+
+def _place(trial: Trial) -> tuple[float, int, int]:
+    """The best first; of equals the widest, whose bounds leave the loops most room."""
+    settings = trial.settings
+    return (-trial.worth, -settings.max_num_seqs, -settings.max_num_batched_tokens)
 
 
 def refine(

@@ -65,5 +65,15 @@ def jobs_of(rows: Sequence[tuple[float, int, int]], longest: int) -> list[Job]:
     return jobs
 
 
+def piece_of(jobs: Sequence[Job], first: int, count: int) -> list[Job]:
+    """So many jobs from one on as a workload of its own: it begins at 0, and as many come in its
+    time as in any piece, for chance must not decide how much is too much."""
+    piece = jobs[first : first + count]
+    start, end = piece[0].time, piece[-1].time
+    num_before = sum(job.time < end for job in piece)
+    pace = num_before / (end - start) if end > start else 0.0
+    return [replace(job, time=(job.time - start) * pace) for job in piece]
+
+
 def _length(rng: Random, median: float, spread: float, most: int) -> int:
     return max(1, min(most, round(rng.lognormvariate(math.log(median), spread))))

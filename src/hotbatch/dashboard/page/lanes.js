@@ -123,6 +123,7 @@ export class Lanes {
     this.strip.width = this.canvas.width + 64;
     this.strip.height = this.canvas.height;
     this.#redraw();
+    this.#copy(); // at once: a canvas of a new size is black until something is drawn
   }
 
   /** Rows for all lanes that are shown; fewer again when most have stood empty for long. */

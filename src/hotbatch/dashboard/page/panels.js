@@ -102,8 +102,8 @@ export class Panels {
     const waiting = gauges.waiting.reduce((sum, count) => sum + count, 0);
     text("v-running", `${gauges.running}`);
     text("v-seats", `of ${hello.seats} seats`);
-    text("v-waiting", `${waiting + gauges.returning}`);
-    text("v-paused", [gauges.paused && `${gauges.paused} paused`, gauges.returning && `${gauges.returning} evicted`].filter(Boolean).join(", "));
+    text("v-waiting", `${waiting + gauges.evicted}`);
+    text("v-paused", [gauges.paused && `${gauges.paused} paused`, gauges.evicted && `${gauges.evicted} evicted`].filter(Boolean).join(", "));
     const [used, cached, free] = gauges.kv;
     const all = used + cached + free;
     text("v-kv", percent(used / all));

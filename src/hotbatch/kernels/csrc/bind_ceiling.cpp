@@ -8,6 +8,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "csrc/kernel_table.h"
 #include "csrc/memory.h"
@@ -79,6 +80,32 @@ double measure_read_bandwidth(int megabytes, int threads, const std::string& isa
   return static_cast<double>(bytes) / seconds;
 }
 
+double measure_loop(int threads, int repeats) {
+  if (repeats < 1) throw std::invalid_argument("repeats must be at least 1");
+  ThreadPool pool(threads);
+  const Awake awake(pool);
+  // The caller's piece waits for the others, or it would do them all before a worker hears.
+  std::atomic<int> arrived{0};
+  std::atomic<int>* const count = &arrived;
+  const auto meet = [count, threads](int piece, int) {
+    if (piece > 0) {
+      count->fetch_add(1, std::memory_order_release);
+    } else {
+      while (count->load(std::memory_order_acquire) < threads - 1) std::this_thread::yield();
+    }
+  };
+  const auto loops = [&](int number) {
+    for (int i = 0; i < number; ++i) {
+      arrived.store(0, std::memory_order_relaxed);
+      pool.parallel(threads, meet);
+    }
+  };
+  loops(100);  // the workers wake up
+  const double start = now_seconds();
+  loops(repeats);
+  return (now_seconds() - start) / repeats;
+}
+
 }  // namespace
 
 void bind_ceiling(nb::module_& m) {
@@ -89,6 +116,9 @@ void bind_ceiling(nb::module_& m) {
         nb::arg("threads"), nb::arg("isa"), nb::arg("repeats") = 5,
         nb::call_guard<nb::gil_scoped_release>(),
         "Bytes per second read from an array of `megabytes`, best of `repeats`.");
+  m.def("measure_loop", &measure_loop, nb::arg("threads"), nb::arg("repeats") = 20000,
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Seconds from handing a loop to all threads until each has done a piece of nothing, mean.");
 }
 
 }  // namespace hotbatch

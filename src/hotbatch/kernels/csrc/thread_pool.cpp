@@ -1,5 +1,6 @@
 #include "csrc/thread_pool.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #if defined(__x86_64__)
@@ -37,6 +38,10 @@ class Patience {
 ThreadPool::ThreadPool(int threads)
     : runs_(new Run[static_cast<size_t>(threads > 1 ? threads : 1)]),
       done_(new Done[static_cast<size_t>(threads > 1 ? threads : 1)]) {
+#if defined(__linux__)
+  needs_all_cpus_ = sched_getaffinity(0, sizeof(cpus_), &cpus_) == 0 && threads > 1 &&
+                    CPU_COUNT(&cpus_) == threads;
+#endif
   for (int thread = 1; thread < threads; ++thread)
     workers_.emplace_back([this, thread] { work(thread); });
 }
@@ -51,8 +56,40 @@ ThreadPool::~ThreadPool() {
   for (auto& worker : workers_) worker.join();
 }
 
+// Where there is a core for each thread and no more, nobody of a step moves: the caller stays
+// where it is, and workers keep off its core. They are woken while the others may be busy for a
+// moment, with the tokens of the last step, and Linux would rather put a worker behind the caller,
+// and leave it there for the whole step.
+void ThreadPool::spread() {
+#if defined(__linux__)
+  if (!needs_all_cpus_) return;
+  const int cpu = sched_getcpu();
+  if (cpu < 0 || !CPU_ISSET(static_cast<size_t>(cpu), &cpus_)) return;
+  cpu_set_t own;
+  CPU_ZERO(&own);
+  CPU_SET(static_cast<size_t>(cpu), &own);
+  is_caller_bound_ = sched_getaffinity(0, sizeof(caller_cpus_), &caller_cpus_) == 0 &&
+                     sched_setaffinity(0, sizeof(own), &own) == 0;
+  if (cpu == caller_cpu_) return;
+  caller_cpu_ = cpu;
+  cpu_set_t others = cpus_;
+  CPU_CLR(static_cast<size_t>(cpu), &others);
+  for (auto& worker : workers_)
+    pthread_setaffinity_np(worker.native_handle(), sizeof(others), &others);
+#endif
+}
+
+// What the caller starts between steps may run anywhere again.
+void ThreadPool::unbind() {
+#if defined(__linux__)
+  if (is_caller_bound_) sched_setaffinity(0, sizeof(caller_cpus_), &caller_cpus_);
+  is_caller_bound_ = false;
+#endif
+}
+
 void ThreadPool::begin() {
   if (workers_.empty()) return;
+  spread();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     awake_.store(true, std::memory_order_release);
@@ -62,6 +99,7 @@ void ThreadPool::begin() {
 
 void ThreadPool::end() {
   if (workers_.empty()) return;
+  unbind();
   std::lock_guard<std::mutex> lock(mutex_);
   awake_.store(false, std::memory_order_release);
 }
@@ -130,7 +168,7 @@ void ThreadPool::run(int pieces, const Task& task) {
 
 void ThreadPool::work(int thread) {
   const std::atomic<uint64_t>& own = runs_[static_cast<size_t>(thread)].word;
-  uint64_t epoch = epoch_of(own.load(std::memory_order_acquire));
+  uint64_t epoch = 0;  // before the first loop, which may already be there
   for (;;) {
     {
       std::unique_lock<std::mutex> lock(mutex_);

@@ -23,6 +23,8 @@
 #include <type_traits>
 #include <vector>
 
+#include <sched.h>
+
 namespace hotbatch {
 
 class ThreadPool {
@@ -71,6 +73,8 @@ class ThreadPool {
   };
   void run(int pieces, const Task& task);
   void work(int thread);
+  void spread();
+  void unbind();
   void take_all(int thread);
   bool take_first(int thread, int* piece);
   bool take_last(int victim, int* piece);
@@ -102,6 +106,13 @@ class ThreadPool {
   std::atomic<bool> awake_{false};
   std::atomic<bool> stopping_{false};
   std::vector<std::thread> workers_;
+#if defined(__linux__)
+  cpu_set_t cpus_ = {};          // that this process may use
+  bool needs_all_cpus_ = false;  // there is one for each thread
+  int caller_cpu_ = -1;          // that workers keep off
+  cpu_set_t caller_cpus_ = {};   // that the caller may use between steps
+  bool is_caller_bound_ = false;
+#endif
 };
 
 // Keeps a pool's workers awake for a scope.

@@ -321,10 +321,10 @@ class EngineOptions:
         group=REUSE,
     )
     prefix_eviction: Literal["return-time", "lru"] = option(
-        "lru",
-        "Which cached blocks go first when memory is short. 'lru' keeps what was used last; "
-        "'return-time' keeps conversations by the chance that they go on, learnt of each tenant, "
-        "times what computing them again would cost.",
+        "return-time",
+        "Which cached blocks go first when memory is short. 'return-time' keeps conversations by "
+        "the chance that they go on, learnt of each tenant, times what computing them again "
+        "would cost; 'lru' keeps what was used last.",
         group=REUSE,
     )
 

@@ -17,7 +17,7 @@ from core_factories import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotbatch.core import LatencyTargets, Request, ServiceClass
+from hotbatch.core import LatencyTargets, Request, Scheduler, ServiceClass
 from hotbatch.core.fairness import VirtualTokenCounters
 from hotbatch.core.lateness import longest_of_the_late
 from hotbatch.core.rank import Rank
@@ -182,7 +182,8 @@ def test_without_that_share_it_waits_as_long_as_others_come() -> None:
     assert now == 304.0 and late.num_output == 0 and late.rank == Rank.LATE
 
 
-def test_of_those_that_are_overdue_the_one_with_least_to_do_has_the_share() -> None:
+def busy_seat() -> Scheduler:
+    """The only seat is taken for long, and half of all tokens are kept for the late ones."""
     scheduler = full_scheduler(
         cost_model=LinearCost(),
         max_num_seqs=1,
@@ -191,6 +192,11 @@ def test_of_those_that_are_overdue_the_one_with_least_to_do_has_the_share() -> N
         targets={INTERACTIVE: LatencyTargets(ttft=0.1)},
     )
     scheduler.add(make_request("busy", 4, service_class=INTERACTIVE, max_tokens=90))
+    return scheduler
+
+
+def test_of_those_that_are_overdue_the_one_with_least_to_do_has_the_share() -> None:
+    scheduler = busy_seat()
     for name, size in (("long", 30), ("short", 8), ("middle", 20)):
         scheduler.add(make_request(name, size, service_class=INTERACTIVE, max_tokens=3))
     chosen: list[str] = []
@@ -204,14 +210,7 @@ def test_of_those_that_are_overdue_the_one_with_least_to_do_has_the_share() -> N
 
 
 def test_the_one_that_gets_the_late_share_can_be_cancelled() -> None:
-    scheduler = full_scheduler(
-        cost_model=LinearCost(),
-        max_num_seqs=1,
-        late_share=0.5,
-        ageing=None,
-        targets={INTERACTIVE: LatencyTargets(ttft=0.1)},
-    )
-    scheduler.add(make_request("busy", 4, service_class=INTERACTIVE, max_tokens=90))
+    scheduler = busy_seat()
     scheduler.add(make_request("late", 3, service_class=INTERACTIVE, max_tokens=3))
     step = 0
     while not scheduler._shares.late.chosen:

@@ -167,6 +167,9 @@ void ThreadPool::run(int pieces, const Task& task) {
 }
 
 void ThreadPool::work(int thread) {
+#if defined(__linux__)
+  pthread_setname_np(pthread_self(), "hotbatch-step");  // as `top -H` shows it
+#endif
   const std::atomic<uint64_t>& own = runs_[static_cast<size_t>(thread)].word;
   uint64_t epoch = 0;  // before the first loop, which may already be there
   for (;;) {

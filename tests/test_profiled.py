@@ -48,9 +48,42 @@ def test_steps_are_timed_at_the_first_start_only(monkeypatch: pytest.MonkeyPatch
     assert steps and all(step[-1] > 0.0 for step in steps)
     assert load_profile(first.known.key) == first.known.profile
     monkeypatch.setattr("hotbatch.assembly.warm_up", lambda *a, **k: pytest.fail("again"))
+    monkeypatch.setattr("hotbatch.assembly.is_as_known", lambda *a, **k: True)
     second = assemble(options())
     assert second.known.profile.curve == steps
     assert primed_cost_model(second.known.profile).is_trained
+
+
+def slowed(profile: Profile) -> Profile:
+    return replace(profile, curve=tuple((*step[:5], 50.0 * step[5]) for step in profile.curve))
+
+
+def test_what_was_measured_in_a_busy_moment_is_measured_again() -> None:
+    known = assemble(options()).known
+    store_profile(known.key, slowed(known.profile))
+    parts = assemble(options())
+    stored = load_profile(known.key)
+    assert stored is not None and stored == parts.known.profile
+    assert sum(step[5] for step in stored.curve) < 10 * sum(s[5] for s in known.profile.curve)
+    model = parts.engine._scheduler.cost_model
+    assert model is not None
+    step = StepFeatures(*known.profile.curve[0][:5])
+    assert model.predict(step) < 10 * primed_cost_model(known.profile).predict(step)
+
+
+def test_what_tune_took_a_minute_for_is_not_given_up_for_a_moment(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    known = assemble(options()).known
+    tuned = replace(slowed(known.profile), is_full=True)
+    store_profile(known.key, tuned)
+    parts = assemble(options())
+    assert load_profile(known.key) == tuned == parts.known.profile
+    assert "tune" in caplog.text
+    model = parts.engine._scheduler.cost_model
+    assert model is not None
+    step = StepFeatures(*known.profile.curve[0][:5])
+    assert model.predict(step) < 10 * primed_cost_model(known.profile).predict(step)
 
 
 def test_a_ceiling_that_turned_out_higher_is_kept() -> None:

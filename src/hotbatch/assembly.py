@@ -23,7 +23,7 @@ from hotbatch.engine.clock import MonotonicClock
 from hotbatch.engine.engine import Engine
 from hotbatch.engine.host_time import measure_host
 from hotbatch.engine.protocol import Executor, ExecutorInfo
-from hotbatch.engine.warm_up import warm_up
+from hotbatch.engine.warm_up import is_as_known, warm_up
 from hotbatch.executor.kv_sizing import (
     default_kv_bytes,
     free_memory_bytes,
@@ -144,17 +144,9 @@ def assemble(
         executor, draft_model = join(
             executor, _draft_executor(options, draft, executor.info, precision), config
         )
-    scheduler = _scheduler(options, executor.info, primed_cost_model(known.profile), draft_model)
-    if scheduler.cost_model is not None and not scheduler.cost_model.is_trained:
-        steps = warm_up(
-            executor,
-            scheduler.cost_model,
-            MonotonicClock(),
-            max_tokens=scheduler.config.max_num_batched_tokens,
-            max_requests=scheduler.config.max_num_seqs,
-        )
-        host_seconds = measure_host(executor, scheduler.config, _HOST_MEASURING)
-        known = keep_steps(known, steps, host_seconds)
+    config = _scheduler_config(options, executor.info)
+    cost_model, known = _cost_model(executor, config, known)
+    scheduler = _scheduler(options, executor.info, cost_model, draft_model)
     return Assembly(
         options=options,
         tuned=changed(asked, options),
@@ -439,6 +431,21 @@ def _draft_executor(
     if options.device == "cuda":
         return _torch_executor(options, draft, shape)
     return _cpu_executor(options, draft, shape, None)
+
+
+def _cost_model(
+    executor: Executor, config: SchedulerConfig, known: Known
+) -> tuple[CostModel, Known]:
+    """One that knows what steps take: from the profile if the machine is as it was, else from
+    steps that are run now."""
+    budget, seats = config.max_num_batched_tokens, config.max_num_seqs
+    model = primed_cost_model(known.profile)
+    if model.is_trained and is_as_known(executor, model, max_tokens=budget, max_requests=seats):
+        return model, known
+    model = CostModel()
+    steps = warm_up(executor, model, MonotonicClock(), max_tokens=budget, max_requests=seats)
+    host_seconds = measure_host(executor, config, _HOST_MEASURING)
+    return model, keep_steps(known, steps, host_seconds)
 
 
 def _scheduler(

@@ -69,14 +69,12 @@ def join(
     timed here."""
     info = draft_model.info
     cost_model = CostModel()
-    steps = warm_up(
+    warm_up(
         draft_model,
-        CostModel(),
+        cost_model,
         MonotonicClock(),
         max_tokens=config.max_num_batched_tokens,
         max_requests=config.max_num_seqs,
     )
-    for features, seconds in steps * 3:
-        cost_model.observe(features, seconds)
     shape = DraftModelShape(info.num_blocks, info.block_size, info.context_len, info.vocab_size)
     return DraftingExecutor(model, draft_model), DraftModel(cost_model, shape)

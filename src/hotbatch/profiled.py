@@ -19,6 +19,7 @@ from hotbatch import __version__
 from hotbatch.core.cost_model import CostModel, StepFeatures
 from hotbatch.core.errors import OptionError
 from hotbatch.engine.ceiling import Ceiling
+from hotbatch.engine.warm_up import show
 from hotbatch.executor.machine import hardware_name, measure_cpu, measure_cuda
 from hotbatch.executor.profile import CurveStep, Profile, ProfileKey, load_profile, store_profile
 from hotbatch.models.loader import LoadedModel
@@ -28,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 TUNABLE = ("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes", "threads")
 """Options that a profile may set."""
-
-_PRIMING_ROUNDS = 3  # times that a curve is shown to a cost model that knows nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +90,17 @@ def keep_ceiling(known: Known, ceiling: Ceiling) -> None:
 def keep_steps(
     known: Known, steps: Sequence[tuple[StepFeatures, float]], host_seconds: float
 ) -> Known:
-    """Let the next start know what steps take, the model and the host, unless it was measured
-    more thoroughly."""
-    if known.profile.curve:
+    """Let the next start know what steps take, the model and the host. What `tune` took a minute
+    for is not given up for it: a busy moment may have been measured."""
+    profile = known.profile
+    if profile.is_full and profile.curve:
+        logger.warning(
+            "Steps take another time than when this machine was tuned. Either it is busy now, or "
+            "`hotbatch tune` should be run again."
+        )
         return known
     curve = tuple((*features, seconds) for features, seconds in steps)
-    profile = dataclasses.replace(known.profile, curve=curve, host_seconds=host_seconds)
+    profile = dataclasses.replace(profile, curve=curve, host_seconds=host_seconds)
     store_profile(known.key, profile)
     return dataclasses.replace(known, profile=profile)
 
@@ -138,9 +142,7 @@ def changed(asked: EngineOptions, used: EngineOptions) -> dict[str, Any]:
 def primed_cost_model(profile: Profile) -> CostModel:
     """A cost model that has seen the profile's curve, if it has one."""
     model = CostModel()
-    for _ in range(_PRIMING_ROUNDS if profile.curve else 0):
-        for step in profile.curve:
-            model.observe(features_of(step), step[-1], is_live=False)
+    show([(features_of(step), step[-1]) for step in profile.curve], model)
     return model
 
 

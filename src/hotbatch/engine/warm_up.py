@@ -3,11 +3,15 @@
 Without them the first long prompt would be planned blindly, as one large step through which
 everybody waits. The steps are small ones of every kind first, so that a slow model, for which
 there is no time for the large ones, still is known where most steps happen.
+
+Each is run twice, and the quicker time is believed: whatever disturbs a step makes it slower, and
+the first of its kind loads what the others find.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 from hotbatch.core.cost_model import CostModel, StepFeatures
 from hotbatch.core.plan import PlannedRequest, SampleSpec, StepPlan
@@ -17,6 +21,9 @@ from hotbatch.engine.protocol import Clock, Executor, ExecutorInfo
 _SECONDS = 0.8  # of warming up, give or take a step
 _GREEDY = SamplingParams(temperature=0.0)
 _DECODE_CONTEXTS = (64, 192)
+_TIMES = 2  # that each step is run
+_ROUNDS = 3  # times that what was measured is shown to a cost model
+_OFF = 1.25  # times as long or as short as predicted, a step is not the one that was known
 # (requests that decode, tokens of a prompt, its position), from quick to slow.
 _SHAPES = (
     *((count, 0, 0) for count in (1, 2, 4)),
@@ -28,6 +35,7 @@ _SHAPES = (
     *((count, size, start) for count, size, start in ((16, 64, 256), (32, 128, 0), (0, 128, 3072))),
     *((0, size, 0) for size in (256, 512)),
 )
+_CHECKS = ((1, 0, 0), (16, 0, 0), (8, 32, 0), (0, 64, 0), (0, 128, 0))  # a few of them
 
 
 def warm_up(
@@ -42,21 +50,48 @@ def warm_up(
     """
     until = clock.now() + _SECONDS
     steps: list[tuple[StepFeatures, float]] = []
-    for plan in _plans(executor.info, max_tokens, max_requests):
-        result = executor.run(plan)
+    for plan in _plans(_SHAPES, executor.info, max_tokens, max_requests):
         features = StepFeatures.of_plan(plan)
-        model.observe(features, result.seconds)
-        steps.append((features, result.seconds))
+        steps.append((features, _quickest(executor, plan)))
         if clock.now() >= until:
             break
+    show(steps, model)
     return steps
 
 
-def _plans(info: ExecutorInfo, max_tokens: int, max_requests: int) -> Iterator[StepPlan]:
-    for num_decodes, size, start in _SHAPES:
+def show(steps: Sequence[tuple[StepFeatures, float]], model: CostModel) -> None:
+    """Let a cost model that knows nothing learn from steps that were measured before."""
+    for _ in range(_ROUNDS):
+        for features, seconds in steps:
+            model.observe(features, seconds, is_live=False)
+
+
+def is_as_known(
+    executor: Executor, model: CostModel, *, max_tokens: int, max_requests: int
+) -> bool:
+    """Do a few steps take as long as a trained model says? A tenth of a second tells.
+
+    A machine may have been busy when it was measured, or have another neighbour since. Must be
+    called before anything is planned, like `warm_up`.
+    """
+    ratios = [
+        _quickest(executor, plan) / model.predict(StepFeatures.of_plan(plan))
+        for plan in _plans(_CHECKS, executor.info, max_tokens, max_requests)
+    ]
+    return not ratios or 1.0 / _OFF <= median(ratios) <= _OFF
+
+
+def _quickest(executor: Executor, plan: StepPlan) -> float:
+    return min(executor.run(plan).seconds for _ in range(_TIMES))
+
+
+def _plans(
+    shapes: Sequence[tuple[int, int, int]], info: ExecutorInfo, max_tokens: int, max_requests: int
+) -> Iterator[StepPlan]:
+    for num_decodes, size, start in shapes:
         if num_decodes + size > max_tokens or num_decodes + bool(size) > max_requests:
             continue
-        for context in _DECODE_CONTEXTS:
+        for context in _DECODE_CONTEXTS if num_decodes else _DECODE_CONTEXTS[:1]:
             lengths = [(context - 1, 1)] * num_decodes
             if size:
                 lengths.append((start, size))

@@ -32,6 +32,9 @@ PRECISIONS = ("int8", "int4", "bf16", "f32")
 KV_DTYPES = ("bf16", "f32", "int8")
 # Logits of this many rows are held at once; more rows (prompt log-probabilities) go in slices.
 MAX_LOGIT_ROWS = 64
+# Seconds to wait for the cache's memory. What is timed meanwhile says nothing of later steps, but
+# nobody shall wait for what a cache of many gigabytes takes.
+_CACHE_PATIENCE = 1.0
 
 
 class CpuExecutor:
@@ -99,6 +102,7 @@ class CpuExecutor:
         recorder = ProgramRecorder(self._program, precision, config.num_heads, progress)
         self._program.finish(forward(recorder, model.weights, config).buffer)
         self._kept = recorder.kept
+        self._program.wait_for_cache(_CACHE_PATIENCE)
         self._info = ExecutorInfo(
             model_name=model.name,
             precision=precision,

@@ -16,7 +16,7 @@ from typing import Any
 
 from hotbatch.engine.ceiling import Ceiling
 
-_QUICK_MEGABYTES, _FULL_MEGABYTES = 64, 256  # more than what caches hold
+_QUICK_MEGABYTES, _FULL_MEGABYTES = 128, 256  # more than caches hold: 64 on two chips of a server
 _QUICK_REPEATS, _FULL_REPEATS = 3, 40
 _CUDA_BYTES = 1 << 30
 _CUDA_SIZE = 8192  # of the square matrices

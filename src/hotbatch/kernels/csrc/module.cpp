@@ -168,7 +168,8 @@ likewise the log-probability and the top log-probabilities.)")
              self.copy_blocks(pairs.data(), static_cast<int>(pairs.shape(0)));
            })
       .def("prefault_cache", &Program::prefault_cache)
-      .def_prop_ro("cache_is_present", &Program::cache_is_present)
+      .def("wait_for_cache", &Program::wait_for_cache, nb::call_guard<nb::gil_scoped_release>(),
+           "Whether all of it is present, after so many seconds at most.")
       .def("run",
            [](Program& self, Vector<int32_t> token_ids, Vector<int32_t> positions,
               Vector<int32_t> slots, Vector<int32_t> seq_starts, Vector<int32_t> context_lens,

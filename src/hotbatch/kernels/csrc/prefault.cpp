@@ -1,6 +1,7 @@
 #include "csrc/prefault.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include <sched.h>
@@ -33,27 +34,37 @@ void make_present(uint8_t* begin, size_t bytes) {
 
 Prefault::~Prefault() {
   stopping_.store(true, std::memory_order_relaxed);
-  if (thread_.joinable()) thread_.join();
+  for (auto& thread : threads_) thread.join();
 }
 
-void Prefault::start(std::vector<Range> ranges) {
-  if (thread_.joinable()) return;
+void Prefault::start(std::vector<Range> ranges, int threads) {
+  if (!threads_.empty()) return;
+  size_t longest = 0;
+  for (const Range& range : ranges) longest = std::max(longest, range.bytes);
+  pieces_ = (longest + kPiece - 1) / kPiece;
   ranges_ = std::move(ranges);
-  thread_ = std::thread([this] { work(); });
+  busy_ = static_cast<size_t>(std::max(threads, 1));
+  for (size_t thread = busy_; thread > 0; --thread) threads_.emplace_back([this] { work(); });
+}
+
+bool Prefault::wait(double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return finished_.wait_for(lock, std::chrono::duration<double>(seconds),
+                            [this] { return busy_ == 0; });
 }
 
 void Prefault::work() {
   take_lowest_priority();
   // All ranges at the same pace: each layer's cache is filled from its beginning.
-  size_t longest = 0;
-  for (const Range& range : ranges_) longest = std::max(longest, range.bytes);
-  for (size_t at = 0; at < longest; at += kPiece) {
-    for (const Range& range : ranges_) {
-      if (stopping_.load(std::memory_order_relaxed)) return;
-      if (at < range.bytes) make_present(range.begin + at, std::min(kPiece, range.bytes - at));
-    }
+  while (!stopping_.load(std::memory_order_relaxed)) {
+    const size_t index = next_.fetch_add(1, std::memory_order_relaxed);
+    if (index >= pieces_ * ranges_.size()) break;
+    const Range& range = ranges_[index % ranges_.size()];
+    const size_t at = index / ranges_.size() * kPiece;
+    if (at < range.bytes) make_present(range.begin + at, std::min(kPiece, range.bytes - at));
   }
-  finished_.store(true, std::memory_order_release);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (--busy_ == 0) finished_.notify_all();
 }
 
 }  // namespace hotbatch

@@ -100,7 +100,7 @@ void Program::prefault_cache() {
   const size_t bytes = kv_block_bytes(layout_) * static_cast<size_t>(cache_blocks_);
   std::vector<Prefault::Range> ranges;
   for (uint8_t* layer : cache_) ranges.push_back({layer, bytes});
-  prefault_.start(std::move(ranges));
+  prefault_.start(std::move(ranges), pool_.size());
 }
 
 int Program::new_buffer(int cols, bool selected) {

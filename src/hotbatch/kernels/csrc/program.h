@@ -70,7 +70,7 @@ class Program {
   void copy_blocks(const int32_t* pairs, int count);
   // Makes the cache's memory present in idle time; see prefault.h.
   void prefault_cache();
-  bool cache_is_present() const { return prefault_.is_finished(); }
+  bool wait_for_cache(double seconds) { return prefault_.wait(seconds); }
 
   int vocabulary() const;
   int threads() const { return pool_.size(); }

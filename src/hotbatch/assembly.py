@@ -287,6 +287,7 @@ def _cpu_executor(
     def progress(num_bytes: int) -> None:
         nonlocal done
         done += num_bytes
+        model.release()
         if report is not None:
             report(f"Loading {model.name}", done, total)
 

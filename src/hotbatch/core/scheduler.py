@@ -147,6 +147,8 @@ class Scheduler:
         self._drafter = drafter
         self._draft_filler: DraftFiller | None = None
         if drafter is not None:
+            if hasattr(drafter, "tokens_a_decode"):
+                self._filler.tokens_a_decode = lambda: drafter.tokens_a_decode
             self._draft_filler = DraftFiller(
                 config, drafter, self._roster, self._kv, self._preemptor, self._seating
             )

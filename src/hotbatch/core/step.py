@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from hotbatch.core.cost_model import StepFeatures
 from hotbatch.core.plan import ModelDraft, PlannedRequest, SampleSpec
 from hotbatch.core.request import Request
@@ -28,6 +30,7 @@ class Step:
         "decode_context",
         "draft_seconds",
         "features",
+        "gap",
         "is_warming",
         "model_drafts",
         "num_ahead",
@@ -55,6 +58,7 @@ class Step:
         self.num_drafts = 0
         self.num_recomputed = 0
         self.model_drafts: tuple[ModelDraft, ...] = ()
+        self.gap = inf
         self.draft_seconds = 0.0  # predicted for these
         self.num_ahead = 0
         self.is_warming = False  # these are the beginning of a next turn

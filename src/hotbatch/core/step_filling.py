@@ -66,6 +66,7 @@ class StepFiller:
             self._lateness = Lateness(roster, seconds_for, model)
         self._light_tenants = light_tenants
         self._turnaround = turnaround
+        self.tokens_a_decode = lambda: 1.0
         self._light: list[Request] = []  # requests of light tenants that have a seat
         self._skipped: frozenset[Request] = frozenset()  # decodes left out of the last step
         self._skipped_before: frozenset[Request] = frozenset()  # of the one before
@@ -97,6 +98,8 @@ class StepFiller:
                     step.requests[begun:], step.planned[begun:], strict=True
                 ):
                     num_had[request.base_rank] += len(planned.tokens)
+        if clock is not None:
+            step.gap = clock.gap
         if self._policies.classes:
             batch, late = self._shares
             batch.note(step.num_tokens, num_had[Rank.BATCH], self._has_work(Rank.BATCH))
@@ -123,6 +126,7 @@ class StepFiller:
             self._light,
             self._skipped & self._skipped_before,
             self._turnaround.seconds,
+            self.tokens_a_decode(),
         )
         self._skipped_before, self._skipped = self._skipped, clock.skipped
         return clock

@@ -111,7 +111,10 @@ class StepClock:
         light: Collection[Request] = (),
         spared_by_light: Collection[Request] = (),
         between: float = 0.0,
+        tokens_a_decode: float = 1.0,
     ) -> None:
+        self._tokens_a_decode = tokens_a_decode
+        self.gap = inf
         self._model = model
         self._last_arrival = last_arrival
         self._now = now
@@ -219,6 +222,8 @@ class StepClock:
             limit = max(needed, _PACE * self._tpot)
         elif self._is_felt or self._slack < inf:
             limit = self._stretched(self._stretch())
+            self.gap = min(self.gap, limit / self._doubt())
+            limit *= self._tokens_a_decode
         if any(self._now - moment < _VIGILANCE for moment in self._last_arrival[rank + 1 :]):
             limit = min(limit, max(_BRIEF, self._stretched(_STRETCH)))
         return limit

@@ -108,6 +108,24 @@ class Market:
                 break
         return Bargain(best, best_rate)
 
+    def most_beside(self, chances: Sequence[float], num_decodes: int, gap: float) -> int:
+        """How many of these drafts leave the prompts of the step what they would have without.
+
+        Args:
+            chances: as in `best`.
+            num_decodes: of the step, without those that soon will.
+            gap: seconds that a token of these may take beside prompts.
+
+        A step may last as many of these gaps as it yields tokens for each decode.
+        """
+        gap = min(gap, self.seconds)
+        earned = 0.0
+        for number, chance in enumerate(chances, start=1):
+            earned += chance
+            if (1.0 + earned / num_decodes) * gap > self.seconds + self.added_seconds(number):
+                return number - 1
+        return len(chances)
+
     def rate(self, chances: Sequence[float], other_seconds: float = 0.0) -> float:
         """Tokens per second where all of these guesses are verified."""
         seconds = self._alone + self.added_seconds(len(chances)) + other_seconds

@@ -126,16 +126,19 @@ class Speculator:
         self._num_without = 0  # steps since guesses were verified, or since that was tried
         self._pending: dict[int, _Pending] = {}
         self._asked: _Pending | None = None  # of the step that is being planned
+        self._tokens_a_decode = 1.0
 
     def draft(
         self, step: Step, num_expected: int, limit_of: Callable[[Request], int], now: float
     ) -> Sequence[Drafts]:
         self._asked = None
+        self._tokens_a_decode = 1.0
         if step.budget <= 0 or not self._model.can_price_rows:
             return ()
-        if step.num_tokens != step.num_decodes:
+        is_mixed = step.num_tokens != step.num_decodes
+        if is_mixed:
             self.guesser.index_prompts(step)
-            if self._depth is None:
+            if self._depth is None and step.num_sampled >= num_expected:
                 return ()
         if not step.num_decodes:
             return ()
@@ -143,6 +146,8 @@ class Speculator:
         if self._depth is not None:
             guesses = self.guesser.guess_all(step, limit_of, num_expected, 0.0, 0.0, self._depth)
             return self._ask(market, step, guesses, self._take_all(step, guesses))
+        if is_mixed:
+            return self._draft_beside(market, step, num_expected, limit_of, now)
         least = market.least_chance
         bar = least + _ASKING / market.seconds_a_token
         self._num_without += 1
@@ -164,6 +169,31 @@ class Speculator:
         if not guesses and not step.model_drafts:
             return ()
         return self._ask(market, step, guesses, _take(market, guesses, latest))
+
+    def _draft_beside(
+        self,
+        market: Market,
+        step: Step,
+        num_expected: int,
+        limit_of: Callable[[Request], int],
+        now: float,
+    ) -> Sequence[Drafts]:
+        """Guesses beside parts of prompts.
+
+        """
+        if market.is_closed:
+            return ()
+        least = market.least_chance
+        bar = least + _ASKING / market.seconds_a_token
+        guesses = self.guesser.guess_all(step, limit_of, num_expected, bar, least)
+        if not guesses:
+            return ()
+        offers = _offers(guesses, least)
+        chances = [-chance for chance, _ in offers]
+        wanted = market.best(chances, market.latest_end(_dues(step), now)).number
+        self._tokens_a_decode = 1.0 + sum(chances[:wanted]) / step.num_decodes
+        most = market.most_beside(chances[:wanted], step.num_decodes, step.gap)
+        return self._ask(market, step, guesses, _counts(guesses, offers[:most]))
 
     def _try_prices(
         self,
@@ -225,6 +255,10 @@ class Speculator:
         ]
         drafts += [(place, (UNKNOWN,) * count) for place, count in by_model.items()]
         return drafts
+
+    @property
+    def tokens_a_decode(self) -> float:
+        return self._tokens_a_decode
 
     def planned(self, plan: StepPlan) -> None:
         """The step of the last `draft` is on its way."""
@@ -293,19 +327,26 @@ def _dues(step: Step) -> list[float]:
 
 def _take(market: Market, guesses: Sequence[Guess], latest: float) -> list[int]:
     """How many tokens of each guess are verified."""
-    counts = [0] * len(guesses)
-    least = market.least_chance
-    offers = [
+    offers = _offers(guesses, market.least_chance)
+    best = market.best([-chance for chance, _ in offers], latest)
+    return _counts(guesses, offers[: best.number])
+
+
+def _offers(guesses: Sequence[Guess], least: float) -> list[tuple[float, int]]:
+    """The chances of these guesses, negative, and which guess each is of; the best first."""
+    return sorted(
         (-chance, index)
         for index, guess in enumerate(guesses)
         for chance in guess.reach
         if chance >= least
-    ]
-    if offers:
-        offers.sort()
-        best = market.best([-chance for chance, _ in offers], latest)
-        for _, index in offers[: best.number]:
-            counts[index] += 1
+    )
+
+
+def _counts(guesses: Sequence[Guess], taken: Sequence[tuple[float, int]]) -> list[int]:
+    """How many tokens of each guess these offers are."""
+    counts = [0] * len(guesses)
+    for _, index in taken:
+        counts[index] += 1
     return counts
 
 

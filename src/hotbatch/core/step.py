@@ -17,7 +17,8 @@ class Step:
     by id, as a cancelled request's id may be in use again by then. The sums are what the cost
     model wants to know (see `StepFeatures`); those of the single tokens that are sampled from
     are kept beside (`num_decodes`, `decode_context`). Guessed requests come last (`num_ahead`);
-    `asked` are the sums without them, and `ahead_seconds` what they add, predicted.
+    `asked` are the sums without them, and `ahead_seconds` what they add, predicted. `gap` are the
+    seconds that a token of those who decode may take beside prompts (see `StepClock`).
     """
 
     __slots__ = (

@@ -11,9 +11,14 @@ Guesses come from the request's own text and from its tenant's recent answers (`
 is a matter of price (`pricing`). The scheduler asks once a step, when everything else has its
 place, and tells what came of it.
 
-Where a part of a prompt is computed, nothing is guessed: somebody waits for a first token, whom
-guesses would delay, and there a row costs its full time. Nor does it pay: those who decode beside
-it would end sooner, so that fewer are left with whom the next prompts share their steps.
+Where a part of a prompt is computed, somebody waits for a first token, whom guesses would delay:
+a row costs its full time there. And those who decode would end sooner, and others come in their
+place, so that ever more wait for their first token and ever fewer decode. So beside prompts,
+guesses are taken at the same price, but what they gain goes to the prompts: a step that yields
+several tokens for each decode lasts as many times as long, and the prompts fill it (`StepClock`);
+and no more guesses are taken than it has been made longer for. A token takes as long as it would
+without guesses, and the prompts get more of every second. Where nobody is kept waiting, as all
+prompts of the step end in it, and where what was promised bounds the step, nothing is guessed.
 
 Cost: where no guess could pay, a few predictions a step. Otherwise a microsecond for each request
 and some forty for each guess; a request is asked only where its guess could be worth that.
@@ -22,6 +27,7 @@ and some forty for each guess; a request is asked only where its guess could be 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple, Protocol
 
 from hotbatch.core.cost_model import CostModel
@@ -63,6 +69,12 @@ class Drafter(Protocol):
             num_expected: requests that have a seat or are about to get one.
             limit_of: how many guesses a request of the step may have.
         """
+        ...
+
+    @property
+    def tokens_a_decode(self) -> float:
+        """What a step with a part of a prompt may be expected to yield for each request that
+        decodes in it, if it is made so much longer; 1 without guesses."""
         ...
 
     def planned(self, plan: StepPlan) -> None:
@@ -138,7 +150,7 @@ class Speculator:
         is_mixed = step.num_tokens != step.num_decodes
         if is_mixed:
             self.guesser.index_prompts(step)
-            if self._depth is None and step.num_sampled >= num_expected:
+            if self._depth is None and (step.gap == inf or step.num_sampled >= num_expected):
                 return ()
         if not step.num_decodes:
             return ()
@@ -178,8 +190,9 @@ class Speculator:
         limit_of: Callable[[Request], int],
         now: float,
     ) -> Sequence[Drafts]:
-        """Guesses beside parts of prompts.
+        """As many guesses as pay, up to those that the prompts are given time for.
 
+        How many that would be without this bound is the length of the next such step.
         """
         if market.is_closed:
             return ()
@@ -258,6 +271,7 @@ class Speculator:
 
     @property
     def tokens_a_decode(self) -> float:
+        """As the last step had it; 1 after one without prompts."""
         return self._tokens_a_decode
 
     def planned(self, plan: StepPlan) -> None:
@@ -390,6 +404,11 @@ class EachAlone:
                 drafts.append((index, guessed))
                 left -= len(guessed)
         return drafts
+
+    @property
+    def tokens_a_decode(self) -> float:
+        """Nothing is known of them."""
+        return 1.0
 
     def planned(self, plan: StepPlan) -> None:
         """Nothing is learnt."""

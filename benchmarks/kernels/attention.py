@@ -61,6 +61,8 @@ def cases() -> list[Case]:
         Case("prompt 128", ((0, 128),)),
         Case("prompt 512", ((0, 512),)),
         Case("prompt 2048", ((0, 2048),)),
+        *(Case(f"chunk {n} at 2048", ((2048, 2048 + n),)) for n in (8, 16, 24, 32, 64, 128, 512)),
+        Case("decode 8 x 512, chunk 24 at 2048", (((511, 512),) * 8) + ((2048, 2072),)),
         Case("decode 32 x 512, chunk 256 at 768", (((511, 512),) * 32) + ((768, 1024),)),
     ]
 

@@ -146,8 +146,19 @@ def test_plan_cuts_a_long_context_for_several_threads() -> None:
     assert len(one.items) == 1
     assert one.merges == 0
     two = world.plan([(0, 4095, 4096)], plan_threads=2)
-    assert len(two.items) >= 8
+    assert len(two.items) >= 2 * 3
     assert two.merges == 1
+
+
+@pytest.mark.parametrize("count", [16, 24, 64, 128, 200])
+def test_parts_of_a_prompt_are_cut_by_rows_and_heads_alone(count: int) -> None:
+    """Partial results that one thread writes and another reads are dear on two chips."""
+    world = PagedWorld(Heads(9, 3, 64), [2048 + count], isa=ISAS[0])
+    plan = world.plan([(0, 2048, 2048 + count)], plan_threads=2)
+    assert plan.merges == 0
+    assert len(plan.items) >= 2 * 3
+    rows = [len(item[0]) for item in plan.items]
+    assert min(rows) >= min(8, max(rows) // 2), "and evenly"
 
 
 def test_refuses_what_does_not_fit() -> None:

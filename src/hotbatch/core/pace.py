@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from math import exp, log
 
-_RATE = 0.2  # of what a step was off, that the next is expected to be
+_RATE = 0.3  # of what a step was off, that the next is expected to be
 _MOST = 0.1  # of the logarithm, that one step can be off
 _RETURN = 0.999  # a step; what stays is the coefficients' to learn
 

@@ -1,12 +1,14 @@
 // How a step's attention is cut into items.
 //
 // 1. Tiles: consecutive rows of a sequence, so many that their queries (rows x heads of a group)
-//    make good use of each key that is read.
+//    make good use of each key that is read, and no more than a small share of the step.
 // 2. Shared prefixes: sequences that begin with the same blocks form a tree; a stretch of it with
 //    two or more members becomes tiles that hold rows of all of them, read once.
-// 3. Each tile's chunk range (and its kv heads) are cut until no item holds more than a small
-//    share of the step, for as many threads as there are.
-// 4. Rows whose chunks ended up in several items get slots for partial results and a merge.
+// 3. A tile's kv heads are items of their own; its chunk range is cut where a thread would have
+//    too few of them otherwise.
+// 4. Rows whose chunks ended up in several items get slots for partial results and a merge. These
+//    are dear where threads run on two chips, as each reads what the other has written: a part of
+//    a prompt of 24 tokens took half as long again.
 #include "attention/plan.h"
 
 #include <algorithm>
@@ -19,7 +21,8 @@ namespace {
 // Cost of a key for one kv head, in units of one query's products with it: reading it from
 // memory weighs about as much as a dozen of these.
 constexpr double kReadCost = 12.0;
-constexpr int kItemsPerThread = 8;
+constexpr int kItemsPerThread = 4;      // as far as cutting rows gets
+constexpr int kLeastItemsPerThread = 3;  // otherwise
 // A cut costs partial results and a second pass: not for less than this many chunks.
 constexpr int kLeastChunks = 2;
 // Sequences with more new queries than this make good use of keys by themselves.
@@ -45,7 +48,7 @@ class Cutter {
         shared_chunks_(static_cast<size_t>(batch.sequences), 0) {}
 
   void share_prefixes();
-  void cut_sequences();
+  void cut_sequences(int threads);
 
   RowRange range(int row) const {
     const int end = batch_.positions[row] + 1;
@@ -61,6 +64,10 @@ class Cutter {
   void share_stretch(const std::vector<int>& members, int chunk_begin, int chunk_end);
   int shareable_chunks(int sequence) const;
   int compare_chunk(int a, int b, int chunk) const;
+  int tile_rows(int sequence, double target) const;
+  int first_chunk(int sequence, int row) const {
+    return std::max(range(row).first_chunk(), shared_chunks_[static_cast<size_t>(sequence)]);
+  }
   int rows_of(int sequence) const {
     return batch_.seq_starts[sequence + 1] - batch_.seq_starts[sequence];
   }
@@ -151,15 +158,41 @@ void Cutter::share_stretch(const std::vector<int>& members, int chunk_begin, int
   add_tile(members[0], rows_begin, chunk_begin, chunk_end);
 }
 
+// Rows of a tile of this sequence, so that none costs more than `target` for one kv head if that
+// can be without queries that have a block of the kernel's to themselves.
+int Cutter::tile_rows(int sequence, double target) const {
+  const int most = std::max(1, kTileQueries / group_);
+  const int whole = std::max(1, kQueryBlock / std::gcd(kQueryBlock, group_));  // blocks, no rest
+  const int last = batch_.seq_starts[sequence + 1] - 1;
+  const int chunks = range(last).end_chunk() - first_chunk(sequence, last);
+  const double queries = target / (std::max(1, chunks) * kKeyChunk) - kReadCost;
+  const int fitting = static_cast<int>(queries / group_) / whole * whole;
+  const int rows = std::min(most, std::max(whole, fitting));
+  const int tiles = (rows_of(sequence) + rows - 1) / rows;
+  const int even = (rows_of(sequence) + tiles - 1) / tiles;  // no small one at the end
+  const int rounded = (even + whole - 1) / whole * whole;
+  return rounded <= rows ? rounded : even;
+}
+
 // What no shared tile covers, a sequence at a time.
-void Cutter::cut_sequences() {
-  const int tile_rows = std::max(1, kTileQueries / group_);
+void Cutter::cut_sequences(int threads) {
+  double total = 0.0;
+  for (const Tile& tile : tiles) total += tile.cost;
+  for (int sequence = 0; sequence < batch_.sequences; ++sequence) {
+    if (rows_of(sequence) == 0) continue;
+    const int last = batch_.seq_starts[sequence + 1] - 1;
+    const int keys = (range(last).end_chunk() - first_chunk(sequence, last)) * kKeyChunk;
+    total += keys * (kReadCost + rows_of(sequence) * group_);
+  }
+  const double target =
+      threads > 1 ? total * layout_.kv_heads / (threads * kItemsPerThread) : total;
   for (int sequence = 0; sequence < batch_.sequences; ++sequence) {
     const int end = batch_.seq_starts[sequence + 1];
-    for (int row = batch_.seq_starts[sequence]; row < end; row += tile_rows) {
-      const int last = std::min(end, row + tile_rows) - 1;
-      const int chunk_begin =
-          std::max(range(row).first_chunk(), shared_chunks_[static_cast<size_t>(sequence)]);
+    if (rows_of(sequence) == 0) continue;
+    const int count = tile_rows(sequence, target);
+    for (int row = batch_.seq_starts[sequence]; row < end; row += count) {
+      const int last = std::min(end, row + count) - 1;
+      const int chunk_begin = first_chunk(sequence, row);
       const int chunk_end = range(last).end_chunk();
       if (chunk_begin >= chunk_end) continue;
       const int rows_begin = static_cast<int>(rows.size());
@@ -176,11 +209,12 @@ AttentionWork AttentionPlanner::plan(const Batch& batch, const KvLayout& layout,
                                      int window, int threads) {
   Cutter cutter(batch, layout, q_heads, window);
   cutter.share_prefixes();
-  cutter.cut_sequences();
+  cutter.cut_sequences(threads);
   const int heads = layout.kv_heads;
   double total = 0.0;
   for (const Tile& tile : cutter.tiles) total += tile.cost * heads;
-  const double target = threads > 1 ? total / (threads * kItemsPerThread) : total;
+  const double small = total / (threads * kItemsPerThread);
+  const double target = threads > 1 ? total / (threads * kLeastItemsPerThread) : total;
 
   items_.clear();
   rows_.clear();
@@ -190,8 +224,8 @@ AttentionWork AttentionPlanner::plan(const Batch& batch, const KvLayout& layout,
     const int chunks = tile.chunk_end - tile.chunk_begin;
     const double wanted = target > 0.0 ? tile.cost / target : 1.0;
     const int parts = std::max(1, std::min(static_cast<int>(wanted + 0.5), chunks / kLeastChunks));
-    const int small = static_cast<int>(1.0 / std::max(wanted, 1e-9));  // heads to an item
-    const int heads_each = parts > 1 ? 1 : std::max(1, std::min(heads, small));
+    const int together = static_cast<int>(small / std::max(tile.cost, 1e-9));  // heads to an item
+    const int heads_each = parts > 1 ? 1 : std::max(1, std::min(heads, together));
     for (int part = 0; part < parts; ++part) {
       const int chunk_begin = tile.chunk_begin + chunks * part / parts;
       const int chunk_end = tile.chunk_begin + chunks * (part + 1) / parts;

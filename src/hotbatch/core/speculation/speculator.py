@@ -203,7 +203,7 @@ class Speculator:
             return ()
         offers = _offers(guesses, least)
         chances = [-chance for chance, _ in offers]
-        wanted = market.best(chances, market.latest_end(_dues(step), now)).number
+        wanted = market.number_worth(chances, market.latest_end(_dues(step), now))
         self._tokens_a_decode = 1.0 + sum(chances[:wanted]) / step.num_decodes
         most = market.most_beside(chances[:wanted], step.num_decodes, step.gap)
         return self._ask(market, step, guesses, _counts(guesses, offers[:most]))

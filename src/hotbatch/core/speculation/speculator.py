@@ -17,8 +17,8 @@ place, so that ever more wait for their first token and ever fewer decode. So be
 guesses are taken at the same price, but what they gain goes to the prompts: a step that yields
 several tokens for each decode lasts as many times as long, and the prompts fill it (`StepClock`);
 and no more guesses are taken than it has been made longer for. A token takes as long as it would
-without guesses, and the prompts get more of every second. Where nobody is kept waiting, as all
-prompts of the step end in it, and where what was promised bounds the step, nothing is guessed.
+without guesses, and the prompts get more of every second. Where the step is no longer than it
+would be anyway, or what was promised bounds it, nothing is guessed.
 
 Cost: where no guess could pay, a few predictions a step. Otherwise a microsecond for each request
 and some forty for each guess; a request is asked only where its guess could be worth that.
@@ -144,13 +144,12 @@ class Speculator:
         self, step: Step, num_expected: int, limit_of: Callable[[Request], int], now: float
     ) -> Sequence[Drafts]:
         self._asked = None
-        self._tokens_a_decode = 1.0
         if step.budget <= 0 or not self._model.can_price_rows:
             return ()
         is_mixed = step.num_tokens != step.num_decodes
         if is_mixed:
             self.guesser.index_prompts(step)
-            if self._depth is None and (step.gap == inf or step.num_sampled >= num_expected):
+            if self._depth is None and step.gap == inf:
                 return ()
         if not step.num_decodes:
             return ()
@@ -194,6 +193,9 @@ class Speculator:
 
         How many that would be without this bound is the length of the next such step.
         """
+        if market.seconds <= step.gap and step.num_sampled >= num_expected:
+            return ()  # it is no longer than without guesses, and no prompt is left for the next
+        self._tokens_a_decode = 1.0
         if market.is_closed:
             return ()
         least = market.least_chance
@@ -271,7 +273,7 @@ class Speculator:
 
     @property
     def tokens_a_decode(self) -> float:
-        """As the last step had it; 1 after one without prompts."""
+        """As it was in the last step that could have been longer."""
         return self._tokens_a_decode
 
     def planned(self, plan: StepPlan) -> None:

@@ -152,6 +152,37 @@ def test_or_if_others_wait_behind_it() -> None:
     assert sum(sizes(run_step(scheduler)[0]).values()) == 400
 
 
+def test_short_prompts_go_before_a_long_one_that_has_time() -> None:
+    """They came later, and would wait for steps as long as the slack of the decodes allows."""
+    scheduler = unhurried(promised=LatencyTargets(ttft=5.0))
+    run_step(scheduler)
+    for name in ("a", "b"):
+        scheduler.add(make_request(name, 30, max_tokens=1))
+    assert sizes(run_step(scheduler)[0]) == {
+        **{f"d{index}": 1 for index in range(8)}, "a": 30, "b": 30, "long": 4
+    }  # fmt: skip
+    # And one whose prompt needs little leaves it what a step may have.
+    scheduler.add(make_request("c", 3, max_tokens=1))
+    assert {"c": 3, "long": 6}.items() <= sizes(run_step(scheduler)[0]).items()
+
+
+def test_but_not_if_it_would_be_late_for_them() -> None:
+    scheduler = unhurried(targets=LatencyTargets(ttft=0.95))
+    scheduler.add(make_request("a", 30, max_tokens=1))
+    assert sizes(run_step(scheduler)[0])["long"] > 300
+
+
+def test_nor_if_many_wait_or_more_are_long() -> None:
+    scheduler = unhurried(promised=LatencyTargets(ttft=5.0))
+    for index in range(5):
+        scheduler.add(make_request(f"s{index}", 30, max_tokens=1))
+    assert sum(sizes(run_step(scheduler)[0]).values()) > 300
+    scheduler = unhurried(promised=LatencyTargets(ttft=5.0))
+    for name in ("a", "next"):
+        scheduler.add(make_request(name, 30 if name == "a" else 900, max_tokens=1))
+    assert sum(sizes(run_step(scheduler)[0]).values()) > 300
+
+
 def test_a_step_ends_before_the_first_of_its_prompts_is_due() -> None:
     scheduler = full_scheduler(
         cost_model=LinearCost(), num_blocks=500, max_model_len=1000, max_num_batched_tokens=400

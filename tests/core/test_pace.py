@@ -37,20 +37,6 @@ def test_a_slow_moment_is_followed_within_a_dozen_steps_also_by_steps_of_other_k
     assert model.predict(other) == pytest.approx(1.2 * seconds_of(other), rel=0.07)
 
 
-def test_parts_of_prompts_have_a_pace_of_their_own() -> None:
-    """Cores that lie on two chips read more in a second, and compute less."""
-    model = trained()
-    chunk = step_of(6).plus_chunk(0, 40)
-    for _ in range(12):
-        model.observe(step_of(6), 0.85 * seconds_of(step_of(6)))
-        model.observe(chunk, 1.25 * seconds_of(chunk))
-    assert model.predict(step_of(6)) == pytest.approx(0.85 * seconds_of(step_of(6)), rel=0.05)
-    other = step_of(3).plus_chunk(0, 150)
-    assert model.predict(other) == pytest.approx(1.25 * seconds_of(other), rel=0.10)
-    added = model.added_seconds(chunk, 100, 1, 1)[0]
-    assert added == pytest.approx(model.predict(chunk.plus_decode(100)) - model.predict(chunk))
-
-
 def test_the_coefficients_are_as_before_when_the_moment_has_passed() -> None:
     model = trained()
     rng = random.Random(2)

@@ -16,8 +16,7 @@ decodes and drafts are, the mean ratio
 between measured and fitted time at exactly that many tokens. That holds the teeth of the real
 curve (kernels work in tiles), where most steps happen. And all of it is taken times the pace of
 the moment (`pace`): what steps of any kind took lately against what the coefficients say, which
-follow more slowly. Steps with a part of a prompt have a pace of their own besides, as what slows
-reading need not slow computing.
+follow more slowly.
 
 A step during which the machine did something else is an outlier: its excess is clipped. Many
 in a row are a changed machine, and the whole model is rescaled to it.
@@ -144,7 +143,6 @@ class CostModel:
         self._fit = RecursiveLeastSquares(_SIZE, forgetting=_FORGETTING, prior=_PRIOR)
         self._prices = _Prices()
         self._pace = Pace()
-        self._mixed_pace = Pace()
         self._table = [1.0] * (_TABLE + 1)
         self._table_counts = [0] * (_TABLE + 1)
         # Of steps that decode only, and of steps with a part of a prompt: measured / predicted.
@@ -172,9 +170,7 @@ class CostModel:
             return 0.0
         num_tokens = features.num_tokens
         seconds = self._prices.of(features) * self._pace.factor
-        if num_tokens != features.num_sampled:
-            seconds *= self._mixed_pace.factor
-        elif num_tokens <= _TABLE:
+        if num_tokens <= _TABLE and num_tokens == features.num_sampled:
             seconds *= self._table[num_tokens]
         return seconds if seconds > _LEAST else _LEAST
 
@@ -184,7 +180,7 @@ class CostModel:
 
         Both sides by the table or both without: at its edge a ratio must not look like a price.
         """
-        prices, pace = self._prices, self._pace_of(base)
+        prices, pace = self._prices, self._pace.factor
         num_tokens, is_decode_only = base.num_tokens, base.is_decode_only
         known = base.context_tokens, base.attended, base.num_sampled
         fixed = prices.rest(*known)
@@ -260,12 +256,9 @@ class CostModel:
             self._note_error(features, predicted, seconds)
             seconds = self._clipped(predicted, seconds)
             if self._num_observed >= _WARM_UP:
-                ratio = seconds / predicted
-                predicted /= self._pace_of(features)  # by the coefficients alone
+                predicted /= self._pace.factor  # by the coefficients alone
                 if is_live:
-                    self._pace.note(ratio)
-                    if not features.is_decode_only:
-                        self._mixed_pace.note(ratio)
+                    self._pace.note(seconds / (predicted * self._pace.factor))
                 # At the measured pace, not the usual one: what a pace explains at once would
                 # never become a price, and the other kinds of steps would be taxed for it.
                 seconds = min(max(seconds, predicted / _FIT_CLIP), predicted * _FIT_CLIP)
@@ -277,11 +270,6 @@ class CostModel:
         self._note_ratio(features, seconds)
         self._num_observed += 1
         self._num_mixed += not features.is_decode_only
-
-    def _pace_of(self, features: StepFeatures) -> float:
-        if features.is_decode_only:
-            return self._pace.factor
-        return self._pace.factor * self._mixed_pace.factor
 
     def _note_error(self, features: StepFeatures, predicted: float, seconds: float) -> None:
         mixed = not features.is_decode_only

@@ -30,6 +30,7 @@ from hotbatch.core.turnaround import Turnaround
 from hotbatch.core.urgency import Urgency
 
 _MAX_PROMPTS = 4  # that are computed at a time, apart from those that end in the step
+_FEW_PROMPTS = 5  # a long one, and short ones beside it
 _LEAD = 1024.0  # weighted tokens by which tenants are told apart when prompts are ordered
 
 
@@ -240,6 +241,8 @@ class StepFiller:
         newcomer = self._seating.first(rank, now) if room > 0 else None
         if not prompts and newcomer is None:
             return
+        if clock is not None and self._enter_short_first(step, rank, prompts, room, clock, now):
+            return
         wanted = [len(request.tokens) - request.num_computed for request in prompts]
         if clock is not None:
             start = max((request.num_computed for request in prompts), default=0)
@@ -247,9 +250,8 @@ class StepFiller:
             first = prompts[0] if prompts else newcomer
             assert first is not None
             is_light = self._is_light(first) or (newcomer is not None and self._is_light(newcomer))
-            size = clock.tokens_for(
-                rank, start, most, first, is_long=self._is_long(first), is_light=is_light
-            )
+            is_lone = self._is_long(first) and clock.num_prompts == 1
+            size = clock.tokens_for(rank, start, most, first, is_long=is_lone, is_light=is_light)
             room = min(room, size) if most > 0 else 0
         if room <= 0:
             return
@@ -267,6 +269,35 @@ class StepFiller:
                 if clock is not None:
                     clock.note_chunk(request.num_computed, size)
                 step.enter_chunk(request, size)
+
+    def _enter_short_first(
+        self,
+        step: Step,
+        rank: int,
+        prompts: list[Request],
+        room: int,
+        clock: StepClock,
+        now: float,
+    ) -> bool:
+        """Where a few short prompts stand beside a long one that has time, they go first and it is
+        hardly felt. By deadline alone it would take all that the slack of the decodes allows, and
+        everybody would wait for steps of a quarter of a second. Returns whether it is so."""
+        long = [request for request in prompts if self._is_long(request)]
+        if len(long) != 1 or not 1 < clock.num_prompts <= _FEW_PROMPTS:
+            return False
+        waiting = self._roster.queues[rank].upcoming(_FEW_PROMPTS)
+        if len(prompts) + len(waiting) < clock.num_prompts or any(map(self._is_long, waiting)):
+            return False
+        num_left = len(long[0].tokens) - long[0].num_computed
+        if not clock.has_time(rank, long[0], num_left):
+            return False
+        begun = step.num_tokens
+        short = [request for request in prompts if request is not long[0]]
+        self._enter_prompts_by_deadline(step, rank, short, room - 1, clock, now)
+        room -= step.num_tokens - begun
+        if long[0].state is RequestState.RUNNING:
+            step.enter_chunk(long[0], min(room, clock.beside_short(long[0], num_left)))
+        return True
 
     def _admit(
         self,

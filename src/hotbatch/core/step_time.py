@@ -4,8 +4,8 @@ A running request with a target for its tokens has slack until its next one is d
 without is promised nothing in seconds, but a prompt that joins should not be felt: its next
 token may come at most `_STRETCH` times as late as it would without prompts in the step. The
 same holds for one that is past its target anyway: holding the prompts back would not bring
-the lost time back, and give every prompt the same fate. It also holds, slack or no slack, while
-all prompts are long ones, which need several steps whatever is done: short ones are sooner done
+the lost time back, and give every prompt the same fate. It also holds, slack or no slack, for a
+lone long prompt, which needs several steps whatever is done: short ones are sooner done
 with, and a step that takes them whole wastes least.
 
 Tenants that ask for less than their share (`light_tenants`) have a pace of their own: their next
@@ -126,7 +126,7 @@ class StepClock:
         self._last_arrival = last_arrival
         self._now = now
         self._between = between
-        self._num_prompts = num_prompts
+        self.num_prompts = num_prompts
         self._tokens_a_decode = tokens_a_decode
         self.gap = inf
         self._is_felt = any(decodes[Rank.LATE + 1 :])
@@ -172,14 +172,14 @@ class StepClock:
             start: position of the first of them in its request.
             num_uncomputed: how many there are.
             first: whose prompt is due first of them.
-            is_long: it needs several steps whatever is done.
+            is_long: it needs several steps whatever is done, and there is no other such prompt.
             is_light: some are of a light tenant themselves.
         """
         seconds = self._limit(rank)
         if not is_light and self._pace < seconds:
             size = self._model.largest_chunk(self._step, start, num_uncomputed, self._pace)
             return max(size, self._least(_LEAST_GENTLE_CHUNK, num_uncomputed))
-        if is_long and self._num_prompts == 1 and self._is_felt:
+        if is_long and self._is_felt:
             courteous = self._courteous_chunk(first, start, num_uncomputed, seconds)
             if courteous is not None:
                 return courteous
@@ -194,6 +194,20 @@ class StepClock:
             if in_time >= len(first.tokens) - first.num_computed:
                 size = min(size, in_time)
         return size
+
+    def has_time(self, rank: int, long: Request, num_uncomputed: int) -> bool:
+        """Would the only long prompt come in time by parts that are hardly felt, if nobody else's
+        prompt were in the steps?"""
+        if not self._is_felt or self._pace < inf:
+            return False
+        limit = self._limit(rank)
+        return self._courteous_chunk(long, long.num_computed, num_uncomputed, limit) is not None
+
+    def beside_short(self, long: Request, num_uncomputed: int) -> int:
+        """How many tokens of the only long prompt join, after all of the short ones."""
+        seconds = self._stretched(_FELT_LITTLE) * self._doubt()
+        size = self._model.largest_chunk(self._step, long.num_computed, num_uncomputed, seconds)
+        return min(max(size, _LEAST_GENTLE_CHUNK), num_uncomputed)
 
     def _least(self, tokens: int, num_uncomputed: int) -> int:
         joined = self._step.num_tokens - self._decodes.num_tokens
@@ -249,7 +263,7 @@ class StepClock:
         return times * (alone + self._between) - self._between
 
     def _stretch(self) -> float:
-        is_lone = 4 * self._decodes.num_tokens <= self._num_prompts
+        is_lone = 4 * self._decodes.num_tokens <= self.num_prompts
         return _STRETCH * (_LONE_STRETCH if is_lone else 1.0)
 
     def _skip_some(self, decodes: Sequence[Sequence[Request]], spared: Collection[Request]) -> None:

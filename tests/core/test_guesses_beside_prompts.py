@@ -193,6 +193,18 @@ def test_a_step_takes_as_many_guesses_as_it_was_made_longer_for() -> None:
     assert market.most_beside(certain, 10, market.seconds / 3) > 2 * half
 
 
+def test_few_who_decode_beside_prompts_of_many_are_guessed_for() -> None:
+    """All that could be guessed for them is less than the least gain of 64, who will decode soon,
+    yet each guess earns more than its row costs."""
+    market = Market(machine(), beside_a_prompt(2, 200), 64)
+    chances = [0.95] * 8
+    assert market.best(chances, inf).number == 0
+    assert market.number_worth(chances, inf) == 8
+    assert market.number_worth([*chances, 0.9 * market.least_chance], inf) == 8
+    assert market.number_worth([0.9 * market.least_chance], inf) == 0
+    assert market.number_worth(chances, 0.0) == 0
+
+
 @pytest.mark.parametrize("tokens", [1.0, 2.0, 3.5])
 def test_a_step_lasts_as_many_times_as_long_as_it_yields_tokens(tokens: float) -> None:
     model = machine()

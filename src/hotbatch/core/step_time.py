@@ -98,15 +98,15 @@ class StepClock:
             requests make them wait once more.
         between: seconds from a step's end to the next one's start.
         tokens_a_decode: that this step is expected to yield, with guesses.
+        num_prompts: prompts that are being computed or wait.
+        last_arrival: per rank, when the last request of it arrived.
+        now: when the step starts.
+        light: requests of light tenants, some of which may be among `decodes`.
 
     Attributes:
         gap: seconds that a step without guesses would usually last, if prompts were given all
             that the pace of the decodes leaves; infinite while nothing of the kind was asked, or
             the step is bounded by what was promised.
-        num_prompts: prompts that are being computed or wait.
-        last_arrival: per rank, when the last request of it arrived.
-        now: when the step starts.
-        light: requests of light tenants, some of which may be among `decodes`.
     """
 
     def __init__(

@@ -152,6 +152,13 @@ def test_defaults_of_precision_and_step() -> None:
     assert scheduler_config(tiny(max_num_batched_tokens=64)).max_num_batched_tokens == 64
 
 
+def test_limits_reach_the_scheduler() -> None:
+    config = scheduler_config(tiny(long_prefill_token_threshold=48, speculate_max_tokens=5))
+    assert (config.long_prefill_token_threshold, config.max_draft_tokens) == (48, 5)
+    config = scheduler_config(tiny())
+    assert (config.max_chunk, config.max_draft_tokens) == (512, None)
+
+
 def test_static_batching_s_settings() -> None:
     config = scheduler_config(tiny(batching="static"))
     assert (config.static_batch_size, config.static_timeout) == (8, 0.1)

@@ -402,6 +402,7 @@ def _scheduler_config(options: EngineOptions, info: ExecutorInfo) -> SchedulerCo
         max_model_len=info.max_model_len,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=_batched_tokens(options),
+        long_prefill_token_threshold=options.long_prefill_token_threshold,
         batching=options.batching,
         static_batch_size=options.static_batch_size
         or min(_STATIC_BATCH_SIZE, options.max_num_seqs),
@@ -413,6 +414,7 @@ def _scheduler_config(options: EngineOptions, info: ExecutorInfo) -> SchedulerCo
         targets=options.targets(),
         queue_time_to_live=options.queue_ttl,
         tenant_weights=options.tenant_weights or {},
+        max_draft_tokens=options.speculate_max_tokens,
         ahead_kv_share=options.speculate_kv_share,
     )
 

@@ -76,6 +76,8 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         max_model_len=draw(st.sampled_from([20, 36])),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 12)),
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 3])),
+        max_draft_tokens=draw(st.sampled_from([None, None, 0, 2])),
         batching=batching,
         static_batch_size=draw(st.integers(1, max_num_seqs)),
         static_timeout=draw(st.sampled_from([0.0, 0.05, 1.0])),
@@ -399,6 +401,11 @@ class RandomDay:
     def _check_plan(self, plan: StepPlan) -> None:
         assert plan.num_tokens <= self.config.max_num_batched_tokens
         assert len(plan.requests) <= self.config.max_num_seqs
+        for planned in plan.requests:
+            assert len(planned.tokens) - planned.num_drafts <= self.config.max_chunk
+        if self.config.max_draft_tokens is not None:
+            num_drafts = sum(planned.num_drafts for planned in plan.requests)
+            assert num_drafts <= self.config.max_draft_tokens
         assert self.scheduler.stats().num_running <= self.config.max_num_seqs
         if self.config.batching == "request":
             assert self.scheduler.stats().num_running <= 1

@@ -59,6 +59,8 @@ def test_what_was_found_is_kept_and_served_with(tmp_path: Path) -> None:
     assert outcome.chosen.real, "it was played"
     assert any("to the real engine" in line and "at most" in line for line in said)
     assert any(" left: " in line for line in said), "how far it is"
+    assert set(outcome.guess_seconds) == {None, 8, 0}
+    assert min(outcome.guess_seconds.values()) > 0.0
     assert outcome.profile.host_seconds > 0.0
     served = assemble(EngineOptions(**TINY))
     assert not served.known.is_new
@@ -69,6 +71,7 @@ def test_what_was_found_is_kept_and_served_with(tmp_path: Path) -> None:
     if not outcome.chosen.is_default:
         assert served.options.max_num_seqs == outcome.chosen.trial.settings.max_num_seqs
     lines = table(outcome).splitlines()
+    assert any(line.startswith("Guessed tokens in a step") for line in lines)
     assert "first-come batching" in lines[2 + len(outcome.finalists)]
     kept_all = all(one.attainment > 0.98 for one in outcome.finalists)
     assert ("tighter targets" in lines[-1]) == kept_all
@@ -76,6 +79,24 @@ def test_what_was_found_is_kept_and_served_with(tmp_path: Path) -> None:
     image = tmp_path / "frontier.png"
     plot(outcome, image)
     assert image.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_limit_of_guesses_that_was_found_is_served_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tune_module, "time_limits", lambda *_: {None: 1.0, 8: 0.9, 0: 0.5})
+
+    def tuned(**changes: Any) -> Outcome:
+        options = EngineOptions(**{**TINY, **changes})
+        return tune(options, "chat", curve_seconds=0.0, search_seconds=0.0, play_seconds=0.0)
+
+    assert tuned().profile.settings["speculate_max_tokens"] == 0
+    served = assemble(EngineOptions(**TINY))
+    assert served.tuned["speculate_max_tokens"] == 0
+    assert not served.options.distances.tokens
+    asked = tuned(speculate_max_tokens=4)
+    assert "speculate_max_tokens" not in asked.profile.settings, "the caller's own"
+    assert not tuned(speculate=False).guess_seconds
 
 
 def test_one_precision_is_measured_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -458,12 +458,15 @@ def _scheduler(
 ) -> Scheduler:
     config, policies = _scheduler_config(options, info), _policies(options)
     distances = options.distances
-    drafter = None
-    if distances.tokens:
-        texts = Texts(continuation.RecentText, continuation.propose)
-        drafter = Speculator(cost_model, draft_model=draft_model, texts=texts)
+    drafter = make_speculator(cost_model, draft_model) if distances.tokens else None
     ahead = AheadBook() if distances.requests else None
     return Scheduler(config, policies, cost_model, drafter, ahead)
+
+
+def make_speculator(cost_model: CostModel, draft_model: DraftModel | None = None) -> Speculator:
+    """What guesses next tokens, on native texts."""
+    texts = Texts(continuation.RecentText, continuation.propose)
+    return Speculator(cost_model, draft_model=draft_model, texts=texts)
 
 
 def _policies(options: EngineOptions) -> Policies:

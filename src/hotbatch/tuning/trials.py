@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hotbatch.core.cost_model import StepFeatures
 from hotbatch.core.scheduler import Scheduler
@@ -162,7 +163,7 @@ def refine(
         All that was tried, the winner first: `best` itself where nothing was clearly better.
     """
     tried = [best]
-    changes: list[dict[str, int]] = [
+    changes: list[dict[str, Any]] = [
         {"max_chunk": size}
         for size in sorted(chunks, reverse=True)
         if size < best.settings.max_num_batched_tokens

@@ -13,8 +13,8 @@ from hotbatch.core.service_class import LatencyTargets
 from hotbatch.engine.protocol import ExecutorInfo
 from hotbatch.tuning.workload import Job
 
-SEATS = (4, 8, 16, 24, 32, 48, 64, 128, 256)
-BUDGETS = (32, 64, 128, 256, 512, 1024, 2048)
+SEATS = (8, 16, 32, 64, 128, 256)
+BUDGETS = (64, 128, 256, 512, 1024, 2048)
 CHUNKS = (64, 256)
 
 

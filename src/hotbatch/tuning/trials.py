@@ -134,9 +134,9 @@ def search(
         on_round(len(left), count)
         ranked = [simulator.trial(settings, count) for settings in left]
         ranked.sort(key=_place)
-        if len(ranked) <= keep and count == len(simulator.jobs):
+        if count == len(simulator.jobs):
             return ranked + losers
-        half = max(keep, len(ranked) // 2) if len(ranked) > keep else len(ranked)
+        half = max(keep, len(ranked) // 2)
         losers = ranked[half:] + losers
         left = [trial.settings for trial in ranked[:half]]
         count = min(2 * count, len(simulator.jobs))

@@ -240,7 +240,8 @@ def _share_line(window: Window, *causes: str) -> str:
 
 def _batch_line(window: Window) -> str:
     knee = f"; one more is nearly free up to {window.knee:.0f}" if window.knee else ""
-    return f"{window.decode_rows:.1f} sequences decode at a time{knee}"
+    who = "sequences" if window.draft_rate == 0.0 else "rows, guesses among them,"
+    return f"{window.decode_rows:.1f} {who} decode at a time{knee}"
 
 
 def _queue_line(window: Window) -> str:

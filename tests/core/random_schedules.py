@@ -33,6 +33,8 @@ from hotbatch.simulator import RooflineStepTime, SimulatedExecutor, TokenModel
 MODEL = TokenModel(vocab_size=40, eos_token_id=EOS, eos_probability=0.08)
 
 PREFIX = "next-turn-"  # of the ids of what next turns begin with
+# Steps. Prompts in small parts, of guesses that never cease, would be planned for ever.
+_MOST_IN_FLIGHT = 16
 
 
 @dataclass(frozen=True)
@@ -291,7 +293,8 @@ class RandomDay:
         if self._chance(self.case.habits.offer):
             self._offer()
         plan = None
-        if not self.in_flight or self._chance(self.case.habits.lookahead):
+        is_far = len(self.in_flight) >= _MOST_IN_FLIGHT
+        if not self.in_flight or (not is_far and self._chance(self.case.habits.lookahead)):
             plan = self.scheduler.plan(self.executor.clock.now())
             self.scheduler.check_integrity()
         if plan is not None:

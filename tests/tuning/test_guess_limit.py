@@ -13,7 +13,7 @@ from hotbatch.core.plan import StepPlan, StepResult
 from hotbatch.core.speculation import Drafter, EachAlone
 from hotbatch.simulator import RooflineStepTime, SimulatedExecutor, TokenModel
 from hotbatch.tuning import Settings, best_limit, questions, time_limits
-from hotbatch.tuning.guess_limit import LIMITS
+from hotbatch.tuning.guess_limit import LIMITS, NUM_OUTPUT
 from hotbatch.tuning.report import guess_limits
 
 MODEL = TokenModel(vocab_size=500)
@@ -66,7 +66,7 @@ def test_right_guesses_that_cost_nothing_have_no_limit() -> None:
     assert seconds[None] < seconds[8] < seconds[0]
     assert best_limit(seconds) is None
     assert max(machine.num_drafts) == 4 * 7
-    assert sum(machine.answers) == 12 * 4 * 48, "the same answers each time"
+    assert sum(machine.answers) == 12 * 4 * NUM_OUTPUT, "the same answers each time"
 
 
 def test_wrong_ones_that_cost_are_not_made() -> None:
@@ -98,4 +98,4 @@ def test_questions_that_are_too_long_are_cut(longest: int) -> None:
     time_limits(
         machine, config, prompts, CostModel, lambda _: EachAlone(right), clock=machine.clock.now
     )
-    assert sum(machine.answers) == 12 * 48
+    assert sum(machine.answers) == 12 * min(NUM_OUTPUT, longest // 2)

@@ -27,7 +27,7 @@ from hotbatch.engine.protocol import Executor
 
 LIMITS: tuple[int | None, ...] = (None, 8, 0)  # as many as pay, few, none
 _ROUNDS = 4
-_NUM_OUTPUT = 48  # tokens of each answer
+NUM_OUTPUT = 96  # tokens of each answer: about a list
 _QUICKER = 0.97  # of the time without a limit, that one must stay below to be taken
 _THINGS = ("bolts", "lamps", "chairs", "kettles", "ropes", "clocks", "saws", "bells")
 _TOWNS = ("Vienna", "Oslo", "Lyon", "Porto", "Gdansk", "Cork", "Bergen", "Turin")
@@ -85,13 +85,14 @@ def _answer(
     prompts: Sequence[Sequence[int]],
     clock: Callable[[], float],
 ) -> None:
-    longest = scheduler.config.context_len - _NUM_OUTPUT
+    context = scheduler.config.context_len
+    num_output = min(NUM_OUTPUT, context // 2)
     for index, prompt in enumerate(prompts):
         scheduler.add(
             Request(
                 f"guess-{index}",
-                list(prompt[:longest]),
-                SamplingParams(temperature=0.0, max_tokens=_NUM_OUTPUT, ignore_eos=True),
+                list(prompt[: context - num_output]),
+                SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True),
                 seed=index,
                 arrival=clock(),
             )

@@ -18,7 +18,7 @@ from hotbatch.options import EngineOptions
 from hotbatch.tune import Outcome, plot, read_workload, table, tune
 from hotbatch.tuning import Figures, Finalist, Settings, Targets, Trial, choose, over_loads
 from hotbatch.tuning import settings as grid
-from hotbatch.tuning.report import frontier
+from hotbatch.tuning.report import _in_short, frontier
 
 TINY: dict[str, Any] = {
     "model": "tiny",
@@ -167,6 +167,15 @@ def test_the_frontier_is_what_nothing_beats() -> None:
 
     best, fast, beaten = trial(50.0, 2.0), trial(90.0, 1.0), trial(40.0, 1.5)
     assert frontier([beaten, fast, best]) == [best, fast]
+
+
+def test_a_bar_says_in_what_a_setting_differs_from_the_default() -> None:
+    usual = Settings(256, 512, 100)
+    assert _in_short(usual, usual) == "256 x 512"
+    other = Settings(64, 1024, 400, threads=1, max_chunk=64)
+    assert _in_short(other, usual).splitlines() == [
+        "64 x 1024", "64 of one prompt", "4 times the cache", "threads: 1"
+    ]  # fmt: skip
 
 
 def test_a_workload_that_is_none(tmp_path: Path) -> None:

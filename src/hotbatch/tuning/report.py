@@ -10,7 +10,7 @@ from hotbatch.core.errors import OptionError
 from hotbatch.tuning.finalist import Finalist
 from hotbatch.tuning.guess_limit import Limit, best_limit
 from hotbatch.tuning.play_off import LOAD
-from hotbatch.tuning.settings import Figures
+from hotbatch.tuning.settings import Figures, Settings
 from hotbatch.tuning.trials import Trial
 
 
@@ -155,11 +155,11 @@ def _draw_trials(
 
 def _draw_played(axes: Any, played: Sequence[Finalist], chosen: Finalist) -> None:
     names = []
+    usual = next(finalist.trial.settings for finalist in played if finalist.is_default)
     for place, finalist in enumerate(reversed(played)):
         name, _, colour, _ = _mark(finalist, finalist is chosen)
         settings = finalist.trial.settings
-        chunk = f", {settings.max_chunk} of one" if settings.max_chunk else ""
-        names.append(f"{name}\n{settings.max_num_seqs} x {settings.max_num_batched_tokens}{chunk}")
+        names.append(f"{name}\n{_in_short(settings, usual)}")
         axes.barh(place, finalist.goodput, 0.55, color=colour, alpha=0.75)
         words = f" {finalist.goodput:.1f}/s, {100 * finalist.attainment:.0f} %"
         axes.text(finalist.goodput, place, words, va="center", fontsize=8)
@@ -168,6 +168,18 @@ def _draw_played(axes: Any, played: Sequence[Finalist], chosen: Finalist) -> Non
     axes.set_xlabel("good requests per second")
     axes.set_title(f"on the engine, at {LOAD} of what it can do", fontsize=9)
     axes.grid(True, axis="x", alpha=0.3)
+
+
+def _in_short(settings: Settings, usual: Settings) -> str:
+    """Sequences and tokens, and what else differs from the default, a line each."""
+    lines = [f"{settings.max_num_seqs} x {settings.max_num_batched_tokens}"]
+    if settings.max_chunk != usual.max_chunk:
+        lines.append(f"{settings.max_chunk} of one prompt")
+    if settings.num_blocks and usual.num_blocks and settings.num_blocks != usual.num_blocks:
+        lines.append(f"{settings.num_blocks / usual.num_blocks:g} times the cache")
+    if settings.threads != usual.threads:
+        lines.append(f"threads: {settings.threads}")
+    return "\n".join(lines)
 
 
 def _mark(finalist: Finalist, is_chosen: bool) -> tuple[str, str, str, float]:

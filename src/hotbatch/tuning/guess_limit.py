@@ -4,8 +4,8 @@ How often guesses come true is a matter of texts, which no workload of lengths h
 cost is priced by the very curve that a simulator would run on, so there it could only agree with
 itself. The engine shows whether the prices are right: it answers the same requests under each
 limit, in turn, so many rounds. Half of them repeat a list, where most guesses are right, and half
-write freely, where few are; few run at a time, as where many do, hardly any guess pays. What is answered is the same whatever is guessed, so the times
-can be compared as they are.
+write freely, where few are; few run at a time, as where many do hardly any guess pays. What is
+answered is the same whatever is guessed, so the times can be compared as they are.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def test_wrong_ones_that_cost_are_not_made() -> None:
 
 
 def test_a_limit_must_be_clearly_quicker() -> None:
-    assert best_limit({None: 1.0, 8: 0.98, 0: 1.2}) is None
+    assert best_limit({None: 1.0, 8: 0.96, 0: 1.2}) is None
     assert best_limit({None: 1.0, 8: 0.9, 0: 1.2}) == 8
     words = guess_limits({None: 1.0, 8: 0.9, 0: 1.2})
     assert "as many as pay 1.00 s, at most 8 0.90 s, none 1.20 s; kept: at most 8" in words

@@ -29,7 +29,7 @@ LIMITS: tuple[int | None, ...] = (None, 8, 0)  # as many as pay, few, none
 _ROUNDS = 4
 _AT_A_TIME = 4  # requests
 NUM_OUTPUT = 96  # tokens of each answer: about a list
-_QUICKER = 0.97  # of the time without a limit, that one must stay below to be taken
+_QUICKER = 0.95  # of the time without a limit, that one must stay below to be taken
 _THINGS = ("bolts", "lamps", "chairs", "kettles", "ropes", "clocks", "saws", "bells")
 _TOWNS = ("Vienna", "Oslo", "Lyon", "Porto")
 

@@ -1,8 +1,9 @@
 """Ways of batching compared: goodput over rates from 0.1 to 1.2 of saturation, in virtual time.
 
-    python benchmarks/policies/run.py [--traces ../shared/traces] [--quick] [--json out.json]
+    python benchmarks/policies/run.py [--traces FOLDER] [--quick] [--json out.json]
         [--plot-dir out/policies] [--machines cpu,h200] [--workloads code,conversation]
-        [--mixes mixed,one] [--rates 0.1,...,1.2] [--seeds 3] [--step-json step.json] [--real]
+        [--mixes mixed,one] [--rates 0.1,...,1.2] [--seeds 3] [--first-seed 1]
+        [--step-json step.json] [--real]
 
 The scheduler is the real one; only the machine is simulated (policy_machine.py says how), so
 a run of many minutes takes seconds. Each seed is another piece of the trace, sent to every way
@@ -103,7 +104,7 @@ def jobs_of(arguments: argparse.Namespace) -> list[Job]:
     for machine in arguments.machines:
         for trace in arguments.workloads:
             for mix in arguments.mixes:
-                for seed in range(1, arguments.seeds + 1):
+                for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
                     setting = Setting(
                         machine, trace, mix, seed,
                         arguments.traces, arguments.step_json, arguments.shrink,
@@ -158,6 +159,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--mixes", type=names, default=["mixed"], help="of classes: mixed, one")
     parser.add_argument("--rates", type=_fractions, default=RATES, help="shares of saturation")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--only", type=names, default=[], help="names or families of policies")
     parser.add_argument("--shrink", type=int, default=1, help="send 1/N of the requests")
     parser.add_argument("--step-json", type=Path, help="of benchmarks/step/step_time.py")

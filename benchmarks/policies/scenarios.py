@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import itertools
 import json
 import resource
@@ -380,6 +381,8 @@ async def stage(scenario: Scenario, url: str, pid: int | None, scale: float) -> 
     async with Crowd(target) as crowd:  # warms up
         warm = [crowd.start(request) for request in requests(16, 128, 16, seed=5)]
         must([await task for task in warm])
+    gc.collect()
+    gc.disable()  # a collection of all that was heard so far would look like a gap
     return await scenario(replace(target), pid, scale)
 
 

@@ -13,7 +13,8 @@ from the first arrival to the last end; the time to the first token has its wait
 
 In virtual time both sides see the same moments, and steps take the same times. `--real` asks two
 servers in turn over HTTP, with a second run of `off` (`off again`) that tells how noisy the
-machine is; the best of the runs counts for throughput, the least for times.
+machine is; the best of the runs counts for throughput, the least for times. A turn begins when
+neither computes any more, guesses included.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import httpx
 from machine import describe
 from policy_machine import cpu, h200
+from quiet import until_quiet
 from virtual_world import World, typed
 from workloads import DATA
 
@@ -168,6 +170,7 @@ async def crowd(
                 for at in moments(arguments.requests, rate, seed)
             )
         )
+        await until_quiet(client)
     firsts, counts, ends = zip(*outcomes, strict=True)
     return figures(firsts, sum(counts), max(ends))
 

@@ -39,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from machine import describe
+from quiet import until_quiet
 from workloads import DATA
 
 from hotbatch.bench.server_process import serving
@@ -97,19 +98,6 @@ class Client:
         answer: str = response.json()["choices"][0]["message"]["content"]
         run.answers.append(answer)
         return answer
-
-    async def until_quiet(self) -> None:
-        """Until no step was made for a while."""
-        steps = -1.0
-        while (now := await self._steps()) != steps:
-            steps = now
-            await asyncio.sleep(0.25)
-
-    async def _steps(self) -> float:
-        for line in (await self.http.get("/metrics")).text.splitlines():
-            if line.startswith("hotbatch:iterations_total"):
-                return float(line.split()[-1])
-        raise RuntimeError("the server does not say how many steps it made")
 
 
 async def agent(client: Client, run: Run, number: int) -> None:
@@ -177,7 +165,7 @@ async def compare(
             order = [*names[number % 3 :], *names[: number % 3]]
             for name in order:
                 for client in (clients["off"], clients["on"]):
-                    await client.until_quiet()
+                    await until_quiet(client.http)
                 run = await measure(workload, clients[name], number)
                 if number >= warm_up:
                     runs[name].append(run)

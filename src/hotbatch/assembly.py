@@ -287,6 +287,7 @@ def _cpu_executor(
     def progress(num_bytes: int) -> None:
         nonlocal done
         done += num_bytes
+        model.release()
         if report is not None:
             report(f"Loading {model.name}", done, total)
 
@@ -440,12 +441,13 @@ def _cost_model(
 ) -> tuple[CostModel, Known]:
     """One that knows what steps take: from the profile if the machine is as it was, else from
     steps that are run now."""
-    budget, seats = config.max_num_batched_tokens, config.max_num_seqs
+    limits = {"max_tokens": config.max_num_batched_tokens, "max_requests": config.max_num_seqs}
+    clock = MonotonicClock()
     model = primed_cost_model(known.profile)
-    if model.is_trained and is_as_known(executor, model, max_tokens=budget, max_requests=seats):
+    if model.is_trained and is_as_known(executor, model, clock, **limits):
         return model, known
     model = CostModel()
-    steps = warm_up(executor, model, MonotonicClock(), max_tokens=budget, max_requests=seats)
+    steps = warm_up(executor, model, clock, **limits)
     host_seconds = measure_host(executor, config, _HOST_MEASURING)
     return model, keep_steps(known, steps, host_seconds)
 

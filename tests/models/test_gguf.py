@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import checkpoints
@@ -13,12 +14,14 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from stepping import logits_in_steps
 
+from hotbatch.assembly import assemble
 from hotbatch.core.errors import ModelLoadError
 from hotbatch.executor.torch_executor import TorchExecutor
 from hotbatch.models.embedded import embedded_model_path
 from hotbatch.models.gguf_file import read_gguf
 from hotbatch.models.loader import load_model
 from hotbatch.models.quantization import FORMATS, decode
+from hotbatch.options import EngineOptions
 
 TOKENS = list(range(3, 60, 2))
 
@@ -182,6 +185,39 @@ def test_header_reader_agrees_with_the_gguf_package_on_the_embedded_model() -> N
         mine = ours.tensors[tensor.name]
         assert mine.shape == tuple(reversed(tensor.shape.tolist()))
         assert mine.stored.tobytes() == tensor.data.tobytes()
+
+
+def resident_kb(path: Path) -> int:
+    """Memory of this process that holds a file's content."""
+    total, is_this = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(maxsplit=1)[0]:
+            is_this = line.endswith(str(path))
+        elif is_this and line.startswith("Rss:"):
+            total += int(line.split()[1])
+    return total
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell")
+def test_a_file_that_was_read_takes_memory_only_until_it_is_released() -> None:
+    path = embedded_model_path()
+    model = load_model(path)
+    layer = model.weights.layers[0].down
+    before = layer.to_f32()
+    assert resident_kb(path) > 100
+    model.release()
+    assert resident_kb(path) == 0
+    assert (layer.to_f32() == before).all(), "and is read again when it is wanted"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell")
+def test_packed_weights_leave_none_of_their_file_in_memory() -> None:
+    parts = assemble(EngineOptions(precision="int8", kv_cache_memory_bytes=1 << 24))
+    try:
+        # The table of embeddings is read from the file, a row for each token.
+        assert resident_kb(embedded_model_path()) < 30_000
+    finally:
+        parts.close()
 
 
 @pytest.mark.slow

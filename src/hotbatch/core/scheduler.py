@@ -127,6 +127,9 @@ class Scheduler:
         )
         self._urgency = Urgency(config, policies, self._roster, self._shares)
         self._turnaround = Turnaround()
+        if drafter is None and policies.propose_drafts is not None:
+            drafter = EachAlone(policies.propose_drafts)
+        self._drafter = drafter
         self._filler = StepFiller(
             policies,
             self._roster,
@@ -142,10 +145,8 @@ class Scheduler:
             config.max_chunk,
             light_tenants,
             self._turnaround,
+            drafter,
         )
-        if drafter is None and policies.propose_drafts is not None:
-            drafter = EachAlone(policies.propose_drafts)
-        self._drafter = drafter
         self._draft_filler: DraftFiller | None = None
         if drafter is not None:
             self._draft_filler = DraftFiller(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from hotbatch.core.cost_model import StepFeatures
 from hotbatch.core.plan import ModelDraft, PlannedRequest, SampleSpec
 from hotbatch.core.request import Request
@@ -15,7 +17,8 @@ class Step:
     by id, as a cancelled request's id may be in use again by then. The sums are what the cost
     model wants to know (see `StepFeatures`); those of the single tokens that are sampled from
     are kept beside (`num_decodes`, `decode_context`). Guessed requests come last (`num_ahead`);
-    `asked` are the sums without them, and `ahead_seconds` what they add, predicted.
+    `asked` are the sums without them, and `ahead_seconds` what they add, predicted. `gap` are the
+    seconds that a token of those who decode may take beside prompts (see `StepClock`).
     """
 
     __slots__ = (
@@ -28,6 +31,7 @@ class Step:
         "decode_context",
         "draft_seconds",
         "features",
+        "gap",
         "is_warming",
         "model_drafts",
         "num_ahead",
@@ -55,6 +59,7 @@ class Step:
         self.num_drafts = 0
         self.num_recomputed = 0
         self.model_drafts: tuple[ModelDraft, ...] = ()
+        self.gap = inf
         self.draft_seconds = 0.0  # predicted for these
         self.num_ahead = 0
         self.is_warming = False  # these are the beginning of a next turn

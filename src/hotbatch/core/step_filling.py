@@ -23,6 +23,7 @@ from hotbatch.core.request import Request, RequestState
 from hotbatch.core.roster import Roster
 from hotbatch.core.seating import Seating
 from hotbatch.core.shares import by_deadline, share_out
+from hotbatch.core.speculation import Drafter
 from hotbatch.core.step import Step
 from hotbatch.core.step_time import StepClock
 from hotbatch.core.turnaround import Turnaround
@@ -52,6 +53,7 @@ class StepFiller:
         max_chunk: int,
         light_tenants: LightTenants | None,
         turnaround: Turnaround,
+        drafter: Drafter | None,
     ) -> None:
         self._max_tokens = max_tokens
         self._max_chunk = max_chunk
@@ -69,6 +71,7 @@ class StepFiller:
             self._lateness = Lateness(roster, seconds_for, model)
         self._light_tenants = light_tenants
         self._turnaround = turnaround
+        self._drafter = drafter
         self._light: list[Request] = []  # requests of light tenants that have a seat
         self._skipped: frozenset[Request] = frozenset()  # decodes left out of the last step
         self._skipped_before: frozenset[Request] = frozenset()  # of the one before
@@ -100,6 +103,8 @@ class StepFiller:
                     step.requests[begun:], step.planned[begun:], strict=True
                 ):
                     num_had[request.base_rank] += len(planned.tokens)
+        if clock is not None:
+            step.gap = clock.gap
         if self._policies.classes:
             batch, late = self._shares
             batch.note(step.num_tokens, num_had[Rank.BATCH], self._has_work(Rank.BATCH))
@@ -126,6 +131,7 @@ class StepFiller:
             self._light,
             self._skipped & self._skipped_before,
             self._turnaround.seconds,
+            1.0 if self._drafter is None else self._drafter.tokens_a_decode,
         )
         self._skipped_before, self._skipped = self._skipped, clock.skipped
         return clock

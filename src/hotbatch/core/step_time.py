@@ -12,6 +12,9 @@ Tenants that ask for less than their share (`light_tenants`) have a pace of thei
 token comes little later than if they were alone. Where decodes of the others would not fit in
 that, as many of them as need be take turns, and prompts are left next to nothing.
 
+Where guesses will give each decode several tokens of a step, it may last as many times as long:
+a token takes no longer, and what guessing gains goes to the prompts.
+
 The batch class waits as long as it has to, so a step of batch work alone is bounded by the
 token budget only; unless somebody of a higher class was here lately. Then it is kept short
 enough that whoever arrives in the middle of it will not wait long for its end.
@@ -94,10 +97,16 @@ class StepClock:
         spared_by_light: those that were left out of the last two: not even light tenants'
             requests make them wait once more.
         between: seconds from a step's end to the next one's start.
+        tokens_a_decode: that this step is expected to yield, with guesses.
         num_prompts: prompts that are being computed or wait.
         last_arrival: per rank, when the last request of it arrived.
         now: when the step starts.
         light: requests of light tenants, some of which may be among `decodes`.
+
+    Attributes:
+        gap: seconds that a step without guesses would usually last, if prompts were given all
+            that the pace of the decodes leaves; infinite while nothing of the kind was asked, or
+            the step is bounded by what was promised.
     """
 
     def __init__(
@@ -111,12 +120,15 @@ class StepClock:
         light: Collection[Request] = (),
         spared_by_light: Collection[Request] = (),
         between: float = 0.0,
+        tokens_a_decode: float = 1.0,
     ) -> None:
         self._model = model
         self._last_arrival = last_arrival
         self._now = now
         self._between = between
         self.num_prompts = num_prompts
+        self._tokens_a_decode = tokens_a_decode
+        self.gap = inf
         self._is_felt = any(decodes[Rank.LATE + 1 :])
         num_decodes = context = 0
         due = tightest = inf
@@ -233,6 +245,8 @@ class StepClock:
             limit = max(needed, _PACE * self._tpot)
         elif self._is_felt or self._slack < inf:
             limit = self._stretched(self._stretch())
+            self.gap = min(self.gap, limit / self._doubt())
+            limit *= self._tokens_a_decode
         if any(self._now - moment < _VIGILANCE for moment in self._last_arrival[rank + 1 :]):
             limit = min(limit, max(_BRIEF, self._stretched(_STRETCH)))
         return limit

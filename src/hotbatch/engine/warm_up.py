@@ -20,6 +20,7 @@ from hotbatch.engine.protocol import Clock, Executor, ExecutorInfo
 
 _SECONDS = 0.8  # of warming up, give or take a step
 _GREEDY = SamplingParams(temperature=0.0)
+_CHECK_SECONDS = 0.2  # of looking whether they still take as long
 _DECODE_CONTEXTS = (64, 192)
 _TIMES = 2  # that each step is run
 _ROUNDS = 3  # times that what was measured is shown to a cost model
@@ -52,7 +53,7 @@ def warm_up(
     steps: list[tuple[StepFeatures, float]] = []
     for plan in _plans(_SHAPES, executor.info, max_tokens, max_requests):
         features = StepFeatures.of_plan(plan)
-        steps.append((features, _quickest(executor, plan)))
+        steps.append((features, _quickest(executor, plan, clock, until)))
         if clock.now() >= until:
             break
     show(steps, model)
@@ -67,22 +68,33 @@ def show(steps: Sequence[tuple[StepFeatures, float]], model: CostModel) -> None:
 
 
 def is_as_known(
-    executor: Executor, model: CostModel, *, max_tokens: int, max_requests: int
+    executor: Executor, model: CostModel, clock: Clock, *, max_tokens: int, max_requests: int
 ) -> bool:
-    """Do a few steps take as long as a trained model says? A tenth of a second tells.
+    """Do a few steps take as long as a trained model says? A tenth of a second tells; where steps
+    are slow, the first of them do.
 
     A machine may have been busy when it was measured, or have another neighbour since. Must be
     called before anything is planned, like `warm_up`.
     """
-    ratios = [
-        _quickest(executor, plan) / model.predict(StepFeatures.of_plan(plan))
-        for plan in _plans(_CHECKS, executor.info, max_tokens, max_requests)
-    ]
+    until = None
+    ratios = []
+    for plan in _plans(_CHECKS, executor.info, max_tokens, max_requests):
+        if until is None:
+            executor.run(plan)  # loads what the others find, and is like none of them
+            until = clock.now() + _CHECK_SECONDS
+        seconds = _quickest(executor, plan, clock, until)
+        ratios.append(seconds / model.predict(StepFeatures.of_plan(plan)))
+        if clock.now() >= until:
+            break
     return not ratios or 1.0 / _OFF <= median(ratios) <= _OFF
 
 
-def _quickest(executor: Executor, plan: StepPlan) -> float:
-    return min(executor.run(plan).seconds for _ in range(_TIMES))
+def _quickest(executor: Executor, plan: StepPlan, clock: Clock, until: float) -> float:
+    seconds = executor.run(plan).seconds
+    for _ in range(_TIMES - 1):
+        if clock.now() < until:
+            seconds = min(seconds, executor.run(plan).seconds)
+    return seconds
 
 
 def _plans(

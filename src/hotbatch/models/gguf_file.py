@@ -48,6 +48,13 @@ class GgufFile:
     path: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, RawTensor]
+    mapped: mmap.mmap
+
+    def release(self) -> None:
+        """Let go of the memory that holds what was read. Tensors stay valid: whatever is read
+        again comes from the file again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -99,7 +106,7 @@ class _Header:
             raise ModelLoadError(f"{self._path} has general.alignment {alignment}.")
         base = -(-self._offset // alignment) * alignment
         tensors = {entry[0]: self._tensor(base, *entry) for entry in entries}
-        return GgufFile(self._path, metadata, tensors)
+        return GgufFile(self._path, metadata, tensors, self._mapped)
 
     def _scalar(self, kind: struct.Struct) -> Any:
         value = kind.unpack_from(self._mapped, self._offset)[0]

@@ -8,7 +8,7 @@ biases, so loading takes milliseconds; the executor decodes what it packs.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ class LoadedModel:
     chat_template: Jinja source, or None.
     eos_token_ids: every token that ends an answer, from config and generation_config.
     generation_defaults: sampling settings that the model's makers recommend, by parameter name.
+    release: lets go of the memory that its files take; weights stay valid. To be called whenever
+        some have been packed.
     """
 
     name: str
@@ -50,6 +52,7 @@ class LoadedModel:
     chat_template: str | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
+    release: Callable[[], None] = lambda: None
 
 
 def load_model(
@@ -181,6 +184,7 @@ def load_gguf(path: Path) -> LoadedModel:
         tokenizer_source=path,
         chat_template=file.metadata.get("tokenizer.chat_template"),
         eos_token_ids=config.eos_token_ids,
+        release=file.release,
     )
 
 

@@ -94,8 +94,7 @@ class Market:
         """
         earned = float(self.num_decodes)
         alone = self._alone + other_seconds
-        needed = 1.0 + _LEAST_GAIN + _UNCERTAINTY * min(1.0, self.num_decodes / _LARGE)
-        best, best_rate = 0, needed / self.seconds_a_token
+        best, best_rate = 0, self._needed / self.seconds_a_token
         chances = chances[: self._most]
         self.added_seconds(len(chances))
         added = self._added
@@ -107,6 +106,48 @@ class Market:
             elif number - best >= _PATIENCE:
                 break
         return Bargain(best, best_rate)
+
+    def number_worth(self, chances: Sequence[float], latest: float) -> int:
+        """How many drafts earn most beyond their own price, whatever else is in the step.
+
+        Beside parts of prompts few may decode, and the best of guesses for them is little to the
+        tokens per second of all: so the least gain is asked of the guesses alone. `chances` and
+        `latest` as in `best`.
+        """
+        value = self.seconds_a_token / self._needed
+        chances = chances[: self._most]
+        self.added_seconds(len(chances))
+        best, most_earned, earned = 0, 0.0, 0.0
+        for number, (chance, added) in enumerate(zip(chances, self._added, strict=False), start=1):
+            earned += chance * value
+            if earned - added > most_earned and self.is_in_time(number, latest):
+                best, most_earned = number, earned - added
+            elif number - best >= _PATIENCE:
+                break
+        return best
+
+    def most_beside(self, chances: Sequence[float], num_decodes: int, gap: float) -> int:
+        """How many of these drafts leave the prompts of the step what they would have without.
+
+        Args:
+            chances: as in `best`.
+            num_decodes: of the step, without those that soon will.
+            gap: seconds that a token of these may take beside prompts.
+
+        A step may last as many of these gaps as it yields tokens for each decode.
+        """
+        gap = min(gap, self.seconds)
+        earned = 0.0
+        for number, chance in enumerate(chances, start=1):
+            earned += chance
+            if (1.0 + earned / num_decodes) * gap > self.seconds + self.added_seconds(number):
+                return number - 1
+        return len(chances)
+
+    @property
+    def _needed(self) -> float:
+        """Times as many tokens per second, for which anything is guessed."""
+        return 1.0 + _LEAST_GAIN + _UNCERTAINTY * min(1.0, self.num_decodes / _LARGE)
 
     def rate(self, chances: Sequence[float], other_seconds: float = 0.0) -> float:
         """Tokens per second where all of these guesses are verified."""

@@ -11,9 +11,14 @@ Guesses come from the request's own text and from its tenant's recent answers (`
 is a matter of price (`pricing`). The scheduler asks once a step, when everything else has its
 place, and tells what came of it.
 
-Where a part of a prompt is computed, nothing is guessed: somebody waits for a first token, whom
-guesses would delay, and there a row costs its full time. Nor does it pay: those who decode beside
-it would end sooner, so that fewer are left with whom the next prompts share their steps.
+Where a part of a prompt is computed, somebody waits for a first token, whom guesses would delay:
+a row costs its full time there. And those who decode would end sooner, and others come in their
+place, so that ever more wait for their first token and ever fewer decode. So beside prompts,
+guesses are taken at the same price, but what they gain goes to the prompts: a step that yields
+several tokens for each decode lasts as many times as long, and the prompts fill it (`StepClock`);
+and no more guesses are taken than it has been made longer for. A token takes as long as it would
+without guesses, and the prompts get more of every second. Where the step is no longer than it
+would be anyway, or what was promised bounds it, nothing is guessed.
 
 Cost: where no guess could pay, a few predictions a step. Otherwise a microsecond for each request
 and some forty for each guess; a request is asked only where its guess could be worth that.
@@ -22,6 +27,7 @@ and some forty for each guess; a request is asked only where its guess could be 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple, Protocol
 
 from hotbatch.core.cost_model import CostModel
@@ -63,6 +69,12 @@ class Drafter(Protocol):
             num_expected: requests that have a seat or are about to get one.
             limit_of: how many guesses a request of the step may have.
         """
+        ...
+
+    @property
+    def tokens_a_decode(self) -> float:
+        """What a step with a part of a prompt may be expected to yield for each request that
+        decodes in it, if it is made so much longer; 1 without guesses."""
         ...
 
     def planned(self, plan: StepPlan) -> None:
@@ -126,6 +138,7 @@ class Speculator:
         self._num_without = 0  # steps since guesses were verified, or since that was tried
         self._pending: dict[int, _Pending] = {}
         self._asked: _Pending | None = None  # of the step that is being planned
+        self._tokens_a_decode = 1.0
 
     def draft(
         self, step: Step, num_expected: int, limit_of: Callable[[Request], int], now: float
@@ -133,9 +146,10 @@ class Speculator:
         self._asked = None
         if step.budget <= 0 or not self._model.can_price_rows:
             return ()
-        if step.num_tokens != step.num_decodes:
+        is_mixed = step.num_tokens != step.num_decodes
+        if is_mixed:
             self.guesser.index_prompts(step)
-            if self._depth is None:
+            if self._depth is None and step.gap == inf:
                 return ()
         if not step.num_decodes:
             return ()
@@ -143,6 +157,8 @@ class Speculator:
         if self._depth is not None:
             guesses = self.guesser.guess_all(step, limit_of, num_expected, 0.0, 0.0, self._depth)
             return self._ask(market, step, guesses, self._take_all(step, guesses))
+        if is_mixed:
+            return self._draft_beside(market, step, num_expected, limit_of, now)
         least = market.least_chance
         bar = least + _ASKING / market.seconds_a_token
         self._num_without += 1
@@ -164,6 +180,35 @@ class Speculator:
         if not guesses and not step.model_drafts:
             return ()
         return self._ask(market, step, guesses, _take(market, guesses, latest))
+
+    def _draft_beside(
+        self,
+        market: Market,
+        step: Step,
+        num_expected: int,
+        limit_of: Callable[[Request], int],
+        now: float,
+    ) -> Sequence[Drafts]:
+        """As many guesses as pay, up to those that the prompts are given time for.
+
+        How many that would be without this bound is the length of the next such step.
+        """
+        if market.seconds <= step.gap and step.num_sampled >= num_expected:
+            return ()  # it is no longer than without guesses, and no prompt is left for the next
+        self._tokens_a_decode = 1.0
+        if market.is_closed:
+            return ()
+        least = market.least_chance
+        bar = least + _ASKING / market.seconds_a_token
+        guesses = self.guesser.guess_all(step, limit_of, num_expected, bar, least)
+        if not guesses:
+            return ()
+        offers = _offers(guesses, least)
+        chances = [-chance for chance, _ in offers]
+        wanted = market.number_worth(chances, market.latest_end(_dues(step), now))
+        self._tokens_a_decode = 1.0 + sum(chances[:wanted]) / step.num_decodes
+        most = market.most_beside(chances[:wanted], step.num_decodes, step.gap)
+        return self._ask(market, step, guesses, _counts(guesses, offers[:most]))
 
     def _try_prices(
         self,
@@ -225,6 +270,11 @@ class Speculator:
         ]
         drafts += [(place, (UNKNOWN,) * count) for place, count in by_model.items()]
         return drafts
+
+    @property
+    def tokens_a_decode(self) -> float:
+        """As it was in the last step that could have been longer."""
+        return self._tokens_a_decode
 
     def planned(self, plan: StepPlan) -> None:
         """The step of the last `draft` is on its way."""
@@ -293,19 +343,26 @@ def _dues(step: Step) -> list[float]:
 
 def _take(market: Market, guesses: Sequence[Guess], latest: float) -> list[int]:
     """How many tokens of each guess are verified."""
-    counts = [0] * len(guesses)
-    least = market.least_chance
-    offers = [
+    offers = _offers(guesses, market.least_chance)
+    best = market.best([-chance for chance, _ in offers], latest)
+    return _counts(guesses, offers[: best.number])
+
+
+def _offers(guesses: Sequence[Guess], least: float) -> list[tuple[float, int]]:
+    """The chances of these guesses, negative, and which guess each is of; the best first."""
+    return sorted(
         (-chance, index)
         for index, guess in enumerate(guesses)
         for chance in guess.reach
         if chance >= least
-    ]
-    if offers:
-        offers.sort()
-        best = market.best([-chance for chance, _ in offers], latest)
-        for _, index in offers[: best.number]:
-            counts[index] += 1
+    )
+
+
+def _counts(guesses: Sequence[Guess], taken: Sequence[tuple[float, int]]) -> list[int]:
+    """How many tokens of each guess these offers are."""
+    counts = [0] * len(guesses)
+    for _, index in taken:
+        counts[index] += 1
     return counts
 
 
@@ -349,6 +406,11 @@ class EachAlone:
                 drafts.append((index, guessed))
                 left -= len(guessed)
         return drafts
+
+    @property
+    def tokens_a_decode(self) -> float:
+        """Nothing is known of them."""
+        return 1.0
 
     def planned(self, plan: StepPlan) -> None:
         """Nothing is learnt."""

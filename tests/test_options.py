@@ -77,6 +77,9 @@ def test_no_machine_is_that_large(text: str) -> None:
             "--static-batch-size",
         ),
         (EngineOptions, {"max_num_batched_tokens": 255}, "--max-num-batched-tokens"),
+        (EngineOptions, {"long_prefill_token_threshold": -1}, "--long-prefill-token-threshold"),
+        (EngineOptions, {"long_prefill_token_threshold": None}, "--long-prefill-token-threshold"),
+        (EngineOptions, {"speculate_max_tokens": -1}, "--speculate-max-tokens"),
         (EngineOptions, {"chat_template": Path("/nowhere/x.jinja")}, "--chat-template"),
         (EngineOptions, {"kv_cache_memory_bytes": 2**60}, "--kv-cache-memory-bytes"),
         (ServerOptions, {"host": " "}, "--host"),
@@ -196,6 +199,8 @@ def test_everything_is_guessed_unless_told_otherwise() -> None:
     assert EngineOptions().distances == Distances(tokens=True, turns=True, requests=True)
     assert EngineOptions(speculate_on=Distances(turns=True)).distances == Distances(turns=True)
     assert EngineOptions(speculate=False).distances == Distances()
+    assert EngineOptions(speculate_max_tokens=1).distances.tokens
+    assert EngineOptions(speculate_max_tokens=0).distances == Distances(turns=True, requests=True)
 
 
 @pytest.mark.parametrize("batching", ["static", "request"])

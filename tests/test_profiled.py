@@ -112,6 +112,16 @@ def test_tuned_settings_fill_what_the_caller_left_open() -> None:
     assert with_tuned(options(batching="static"), profile).max_num_seqs == 256
 
 
+def test_a_bound_and_a_limit_that_were_tuned_are_served_with() -> None:
+    settings = {"long_prefill_token_threshold": 64, "speculate_max_tokens": 0}
+    profile = Profile(CEILING, made=0.0, settings=settings)
+    tuned = with_tuned(options(), profile)
+    assert tuned.long_prefill_token_threshold == 64
+    assert not tuned.distances.tokens and tuned.distances.requests
+    asked = options(long_prefill_token_threshold=32, speculate_max_tokens=4)
+    assert with_tuned(asked, profile) == asked
+
+
 def test_settings_that_contradict_the_caller_s_are_left_alone() -> None:
     profile = Profile(CEILING, made=0.0, settings={"max_num_batched_tokens": 64})
     asked = options(max_num_seqs=100)

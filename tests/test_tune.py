@@ -18,7 +18,7 @@ from hotbatch.options import EngineOptions
 from hotbatch.tune import Outcome, plot, read_workload, table, tune
 from hotbatch.tuning import Figures, Finalist, Settings, Targets, Trial, choose, over_loads
 from hotbatch.tuning import settings as grid
-from hotbatch.tuning.report import frontier
+from hotbatch.tuning.report import _in_short, frontier
 
 TINY: dict[str, Any] = {
     "model": "tiny",
@@ -59,6 +59,8 @@ def test_what_was_found_is_kept_and_served_with(tmp_path: Path) -> None:
     assert outcome.chosen.real, "it was played"
     assert any("to the real engine" in line and "at most" in line for line in said)
     assert any(" left: " in line for line in said), "how far it is"
+    assert set(outcome.guess_seconds) == {None, 8, 0}
+    assert min(outcome.guess_seconds.values()) > 0.0
     assert outcome.profile.host_seconds > 0.0
     served = assemble(EngineOptions(**TINY))
     assert not served.known.is_new
@@ -69,6 +71,7 @@ def test_what_was_found_is_kept_and_served_with(tmp_path: Path) -> None:
     if not outcome.chosen.is_default:
         assert served.options.max_num_seqs == outcome.chosen.trial.settings.max_num_seqs
     lines = table(outcome).splitlines()
+    assert any(line.startswith("Guessed tokens in a step") for line in lines)
     assert "first-come batching" in lines[2 + len(outcome.finalists)]
     kept_all = all(one.attainment > 0.98 for one in outcome.finalists)
     assert ("tighter targets" in lines[-1]) == kept_all
@@ -76,6 +79,24 @@ def test_what_was_found_is_kept_and_served_with(tmp_path: Path) -> None:
     image = tmp_path / "frontier.png"
     plot(outcome, image)
     assert image.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_limit_of_guesses_that_was_found_is_served_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tune_module, "time_limits", lambda *_: {None: 1.0, 8: 0.9, 0: 0.5})
+
+    def tuned(**changes: Any) -> Outcome:
+        options = EngineOptions(**{**TINY, **changes})
+        return tune(options, "chat", curve_seconds=0.0, search_seconds=0.0, play_seconds=0.0)
+
+    assert tuned().profile.settings["speculate_max_tokens"] == 0
+    served = assemble(EngineOptions(**TINY))
+    assert served.tuned["speculate_max_tokens"] == 0
+    assert not served.options.distances.tokens
+    asked = tuned(speculate_max_tokens=4)
+    assert "speculate_max_tokens" not in asked.profile.settings, "the caller's own"
+    assert not tuned(speculate=False).guess_seconds
 
 
 def test_one_precision_is_measured_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +167,15 @@ def test_the_frontier_is_what_nothing_beats() -> None:
 
     best, fast, beaten = trial(50.0, 2.0), trial(90.0, 1.0), trial(40.0, 1.5)
     assert frontier([beaten, fast, best]) == [best, fast]
+
+
+def test_a_bar_says_in_what_a_setting_differs_from_the_default() -> None:
+    usual = Settings(256, 512, 100)
+    assert _in_short(usual, usual) == "256 x 512"
+    other = Settings(64, 1024, 400, threads=1, max_chunk=64)
+    assert _in_short(other, usual).splitlines() == [
+        "64 x 1024", "64 of one prompt", "4 times the cache", "threads: 1"
+    ]  # fmt: skip
 
 
 def test_a_workload_that_is_none(tmp_path: Path) -> None:

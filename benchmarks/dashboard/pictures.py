@@ -1,7 +1,7 @@
 """The pictures of docs/dashboard.md, from a real server in real Chromium.
 
     python benchmarks/dashboard/pictures.py [readme night noon eviction speculation ahead phone
-        dark] [--to docs/images]
+        dark eviction-dark speculation-dark] [--to docs/images]
 
 readme       a hundred clients of all classes with questions of all lengths
 night        a trickle of batch work on an otherwise idle server
@@ -9,7 +9,8 @@ noon         the hundred with short questions: the batch when it has begun to re
 eviction     a cache that is too small for those who want to run
 speculation  texts that repeat what was written before, with guesses
 ahead        two agents whose next requests are computed while their tools work
-phone, dark  noon once more, at a phone's width, and in the dark theme
+phone, dark  noon once more, at a phone's width, and in the dark theme; the two others that end in
+             -dark likewise
 
 The browser draws in software on the cores that the model computes on.
 """
@@ -21,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,8 @@ SCENES = {
     "phone": Scene(_NOON, options=_SEATS, width=390, height=844, scale=2.0),
     "dark": Scene(_NOON, options=_SEATS, zoom=1, scheme="dark"),
 }
+for _name in ("eviction", "speculation"):
+    SCENES[f"{_name}-dark"] = replace(SCENES[_name], scheme="dark")
 
 
 def send(page: Any, kind: str, count: int, max_tokens: int, prompt: str) -> None:

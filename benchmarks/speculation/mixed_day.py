@@ -2,7 +2,7 @@
 dynamic batching, in virtual time or on the real server.
 
     python benchmarks/speculation/mixed_day.py [--clients 5,100,5] [--seconds 300] [--seeds 0,1]
-        [--machine cpu|h200] [--json day.json]
+        [--machine cpu|h200] [--speculate-kv-share 0.25] [--json day.json]
     python benchmarks/speculation/mixed_day.py --real [--clients 3,24,3] [--seconds 20]
         [--output-len 96]
 
@@ -61,7 +61,8 @@ def virtual_day(
 ) -> tuple[list[list[Asked]], World]:
     """What was asked in each part of the day."""
     machine = replace(MACHINES[arguments.machine](), max_num_seqs=arguments.max_num_seqs)
-    world = World(machine, speculates=speculates, seed=seed)
+    share = arguments.speculate_kv_share
+    world = World(machine, speculates=speculates, seed=seed, ahead_kv_share=share)
     parts = arguments.clients
     seconds = arguments.seconds
 
@@ -152,6 +153,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=_numbers, default=[0, 1])
     parser.add_argument("--machine", choices=MACHINES, default="cpu")
     parser.add_argument("--max-num-seqs", type=int, default=64)
+    parser.add_argument("--speculate-kv-share", type=float, default=0.25, help="not with --real")
     parser.add_argument("--real", action="store_true", help="on two servers, over HTTP")
     parser.add_argument("--output-len", type=int, default=96, help="most tokens of a real answer")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")

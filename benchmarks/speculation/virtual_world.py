@@ -115,10 +115,17 @@ class World:
 
     Args:
         num_blocks: of the KV cache; the machine's own if None.
+        ahead_kv_share: of it, that requests computed ahead may hold.
     """
 
     def __init__(
-        self, machine: Machine, *, speculates: bool, seed: int = 0, num_blocks: int | None = None
+        self,
+        machine: Machine,
+        *,
+        speculates: bool,
+        seed: int = 0,
+        num_blocks: int | None = None,
+        ahead_kv_share: float = 0.25,
     ) -> None:
         blocks = num_blocks or machine.num_blocks
         executor = SimulatedExecutor(
@@ -137,6 +144,7 @@ class World:
             max_num_batched_tokens=max(512, machine.max_num_seqs),
             prefix_eviction="return-time" if speculates else "lru",
             prefill_ahead=speculates,
+            ahead_kv_share=ahead_kv_share,
         )
         model = CostModel()
         self.scheduler = Scheduler(

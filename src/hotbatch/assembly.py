@@ -403,6 +403,7 @@ def _scheduler_config(options: EngineOptions, info: ExecutorInfo) -> SchedulerCo
         max_model_len=info.max_model_len,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=_batched_tokens(options),
+        long_prefill_token_threshold=options.long_prefill_token_threshold,
         batching=options.batching,
         static_batch_size=options.static_batch_size
         or min(_STATIC_BATCH_SIZE, options.max_num_seqs),
@@ -414,6 +415,7 @@ def _scheduler_config(options: EngineOptions, info: ExecutorInfo) -> SchedulerCo
         targets=options.targets(),
         queue_time_to_live=options.queue_ttl,
         tenant_weights=options.tenant_weights or {},
+        max_draft_tokens=options.speculate_max_tokens,
         ahead_kv_share=options.speculate_kv_share,
     )
 
@@ -458,12 +460,15 @@ def _scheduler(
 ) -> Scheduler:
     config, policies = _scheduler_config(options, info), _policies(options)
     distances = options.distances
-    drafter = None
-    if distances.tokens:
-        texts = Texts(continuation.RecentText, continuation.propose)
-        drafter = Speculator(cost_model, draft_model=draft_model, texts=texts)
+    drafter = make_speculator(cost_model, draft_model) if distances.tokens else None
     ahead = AheadBook() if distances.requests else None
     return Scheduler(config, policies, cost_model, drafter, ahead)
+
+
+def make_speculator(cost_model: CostModel, draft_model: DraftModel | None = None) -> Speculator:
+    """What guesses next tokens, on native texts."""
+    texts = Texts(continuation.RecentText, continuation.propose)
+    return Speculator(cost_model, draft_model=draft_model, texts=texts)
 
 
 def _policies(options: EngineOptions) -> Policies:

@@ -240,6 +240,13 @@ class EngineOptions:
         group=BATCH,
         low=1,
     )
+    long_prefill_token_threshold: int = option(
+        0,
+        "Most tokens of one prompt in a step, so that a longer prompt leaves room for others; 0 "
+        "for as many as the step holds and its time allows.",
+        group=BATCH,
+        low=0,
+    )
     static_batch_size: int | None = option(
         None,
         "With --batching static: the size of a full batch; without it, 16, or --max-num-seqs if "
@@ -343,6 +350,13 @@ class EngineOptions:
         metavar="WHAT,...",
         parse=parse_distances,
     )
+    speculate_max_tokens: int | None = option(
+        None,
+        "Most guessed next tokens in a step, of all requests together; 0 guesses none. Without it "
+        "as many as pay by the measured cost of a step.",
+        group=REUSE,
+        low=0,
+    )
     speculate_kv_share: float = option(
         0.25,
         "Share of the KV cache that requests guessed ahead may hold, from 0 to 1; they are the "
@@ -365,7 +379,10 @@ class EngineOptions:
         """What is guessed. Static batches are how it was done before, and guess nothing."""
         if not self.speculate or self.batching != "continuous":
             return Distances()
-        return self.speculate_on or EVERY_DISTANCE
+        distances = self.speculate_on or EVERY_DISTANCE
+        if self.speculate_max_tokens == 0:
+            return dataclasses.replace(distances, tokens=False)
+        return distances
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -400,7 +417,8 @@ class EngineOptions:
         if self.draft_model is not None and not self.distances.tokens:
             raise OptionError(
                 "--draft-model guesses tokens, which is off: add --speculate, with 'tokens' among "
-                "what --speculate-on names and --batching continuous, or leave it out.",
+                "what --speculate-on names, a --speculate-max-tokens above 0 and --batching "
+                "continuous, or leave it out.",
                 param="--draft-model",
             )
         if self.tenant_weights is not None:

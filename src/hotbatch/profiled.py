@@ -27,7 +27,14 @@ from hotbatch.options import EngineOptions
 
 logger = logging.getLogger(__name__)
 
-TUNABLE = ("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes", "threads")
+TUNABLE = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "long_prefill_token_threshold",
+    "kv_cache_memory_bytes",
+    "threads",
+    "speculate_max_tokens",
+)
 """Options that a profile may set."""
 
 

@@ -11,11 +11,11 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from hotbatch.assembly import Assembly, assemble
+from hotbatch.assembly import Assembly, assemble, make_speculator
 from hotbatch.bench.traces import TraceError, read_azure, read_mooncake
 from hotbatch.core.errors import OptionError
 from hotbatch.core.service_class import ServiceClass
@@ -30,12 +30,14 @@ from hotbatch.tuning import (
     Figures,
     Finalist,
     Job,
+    Limit,
     Plan,
     Settings,
     Simulator,
     Targets,
     Trial,
     all_pairs,
+    best_limit,
     best_plain,
     best_rate,
     choose,
@@ -44,10 +46,12 @@ from hotbatch.tuning import (
     measure_curve,
     num_jobs,
     play_off,
+    questions,
     refine,
     report,
     search,
     settings,
+    time_limits,
     times_better,
 )
 from hotbatch.tuning.workload import jobs_of
@@ -71,7 +75,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What `tune` found. `path` is the profile's, None if it could not be written."""
+    """What `tune` found. `path` is the profile's, None if it could not be written;
+    `guess_seconds` are those of the same answers under each limit of guesses in a step, empty
+    where that was not tried."""
 
     trials: list[Trial]
     finalists: list[Finalist]
@@ -80,6 +86,7 @@ class Outcome:
     profile: Profile
     path: Path | None
     block_size: int
+    guess_seconds: Mapping[Limit, float] = field(default_factory=dict)
 
 
 def tune(
@@ -129,17 +136,21 @@ def tune(
         jobs = read_workload(workload, num_jobs(simulator.capacity, play_seconds), longest)
         plan = Plan(jobs, simulator.capacity, play_seconds)
         finalists = _played(machine, plan, finalists, targets, profiles, say)
-    machine.unload()
     chosen = choose(finalists)
     found = chosen.trial.settings
-    profile = dataclasses.replace(
-        profiles[found.threads],
-        settings={} if chosen.is_default else machine.options_of(found),
-        tuned_for=workload,
-    )
+    known = profiles[found.threads]
+    guess_seconds: dict[Limit, float] = {}
+    if with_engine and options.distances.tokens and options.draft_model is None:
+        guess_seconds = _guess_limits(machine, found, known, say)
+    machine.unload()
+    kept = {} if chosen.is_default else dict(machine.options_of(found))
+    limit = best_limit(guess_seconds) if guess_seconds else None
+    if limit is not None and options.speculate_max_tokens is None:
+        kept["speculate_max_tokens"] = limit
+    profile = dataclasses.replace(known, settings=kept, tuned_for=workload)
     path = store_profile(machine.key, profile)
     block_size = machine.info.block_size
-    return Outcome(trials, finalists, chosen, targets, profile, path, block_size)
+    return Outcome(trials, finalists, chosen, targets, profile, path, block_size, guess_seconds)
 
 
 def read_workload(workload: str, count: int, longest: int) -> list[Job]:
@@ -227,6 +238,8 @@ class _Machine:
             "max_num_seqs": found.max_num_seqs,
             "max_num_batched_tokens": found.max_num_batched_tokens,
         }
+        if found.max_chunk:
+            options["long_prefill_token_threshold"] = found.max_chunk
         if found.num_blocks is not None and found.num_blocks != self.default.num_blocks:
             options["kv_cache_memory_bytes"] = self._bytes_of(found.num_blocks)
         if found.threads is not None:
@@ -249,7 +262,13 @@ def _search(
     """All that was tried, and the finalists: plain batching, the default, the best one."""
     pairs = all_pairs(machine.default)
     trials = search(simulator, candidates=pairs, on_round=_told(say))
-    refined = refine(simulator, trials[0], num_blocks=machine.caches, threads=machine.other_threads)
+    refined = refine(
+        simulator,
+        trials[0],
+        chunks=settings.CHUNKS,
+        num_blocks=machine.caches,
+        threads=machine.other_threads,
+    )
     everything = len(simulator.jobs)
     standard = simulator.trial(machine.default, everything)
     finalists = [
@@ -330,10 +349,11 @@ def _played(
         cache = ""
         if one.num_blocks is not None and one.num_blocks != machine.default.num_blocks:
             cache = f", {one.num_blocks * machine.info.block_size} tokens of KV"
+        chunk = f", {one.max_chunk} of one prompt" if one.max_chunk else ""
         threads = "" if one.threads is None else f", {one.threads} threads"
         say(
             f"  {_minutes(left)} left: {one.max_num_seqs} sequences, "
-            f"{one.max_num_batched_tokens} tokens{cache}{threads}{kind}"
+            f"{one.max_num_batched_tokens} tokens{chunk}{cache}{threads}{kind}"
         )
 
     def play(settings: Settings, jobs: Sequence[Job], rate: float) -> Figures:
@@ -349,6 +369,29 @@ def _played(
 
     played = play_off(playing, plan, play, tell)
     return [one for one in finalists if one not in playing] + played
+
+
+def _guess_limits(
+    machine: _Machine, found: Settings, known: Profile, say: Say
+) -> dict[Limit, float]:
+    """Seconds of the same answers under each limit of guesses, at the chosen settings."""
+    say("Trying limits for guessed tokens on the real engine, some ten seconds")
+    with machine.loaded(found.threads) as parts:
+        executor = parts.engine.executor
+        return time_limits(
+            executor,
+            found.config(executor.info),
+            [_prompt(parts, question) for question in questions()],
+            lambda: primed_cost_model(known),
+            make_speculator,
+        )
+
+
+def _prompt(parts: Assembly, question: str) -> list[int]:
+    if parts.chat_template is None:
+        return parts.tokenizer.encode(question)
+    text = parts.chat_template.render([{"role": "user", "content": question}])
+    return parts.tokenizer.encode(text, add_special_tokens=False)
 
 
 def _minutes(seconds: float) -> str:
@@ -369,6 +412,8 @@ def table(outcome: Outcome) -> str:
             if times < math.inf
             else "First-come batching served nobody as promised"
         )
+    if outcome.guess_seconds:
+        lines.append(report.guess_limits(outcome.guess_seconds))
     if all(finalist.attainment > _ALL for finalist in outcome.finalists):
         lines.append(
             "Every setting kept nearly every promise: tighter targets (--ttft-slo, --tpot-slo) "

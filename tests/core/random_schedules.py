@@ -33,6 +33,8 @@ from hotbatch.simulator import RooflineStepTime, SimulatedExecutor, TokenModel
 MODEL = TokenModel(vocab_size=40, eos_token_id=EOS, eos_probability=0.08)
 
 PREFIX = "next-turn-"  # of the ids of what next turns begin with
+# Steps. Prompts in small parts, of guesses that never cease, would be planned for ever.
+_MOST_IN_FLIGHT = 16
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         max_model_len=draw(st.sampled_from([20, 36])),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 12)),
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 3])),
+        max_draft_tokens=draw(st.sampled_from([None, None, 0, 2])),
         batching=batching,
         static_batch_size=draw(st.integers(1, max_num_seqs)),
         static_timeout=draw(st.sampled_from([0.0, 0.05, 1.0])),
@@ -289,7 +293,8 @@ class RandomDay:
         if self._chance(self.case.habits.offer):
             self._offer()
         plan = None
-        if not self.in_flight or self._chance(self.case.habits.lookahead):
+        is_far = len(self.in_flight) >= _MOST_IN_FLIGHT
+        if not self.in_flight or (not is_far and self._chance(self.case.habits.lookahead)):
             plan = self.scheduler.plan(self.executor.clock.now())
             self.scheduler.check_integrity()
         if plan is not None:
@@ -399,6 +404,11 @@ class RandomDay:
     def _check_plan(self, plan: StepPlan) -> None:
         assert plan.num_tokens <= self.config.max_num_batched_tokens
         assert len(plan.requests) <= self.config.max_num_seqs
+        for planned in plan.requests:
+            assert len(planned.tokens) - planned.num_drafts <= self.config.max_chunk
+        if self.config.max_draft_tokens is not None:
+            num_drafts = sum(planned.num_drafts for planned in plan.requests)
+            assert num_drafts <= self.config.max_draft_tokens
         assert self.scheduler.stats().num_running <= self.config.max_num_seqs
         if self.config.batching == "request":
             assert self.scheduler.stats().num_running <= 1

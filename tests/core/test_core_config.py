@@ -18,6 +18,8 @@ from hotbatch.core import ContextLengthError, InvalidRequestError
         ("max_model_len", 0),
         ("max_num_seqs", 0),
         ("max_num_batched_tokens", 7),  # below max_num_seqs
+        ("long_prefill_token_threshold", -1),
+        ("max_draft_tokens", -1),
         ("batching", "sometimes"),
         ("static_timeout", -1.0),
         ("static_timeout", float("nan")),

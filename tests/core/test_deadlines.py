@@ -28,7 +28,12 @@ BATCH, STANDARD, INTERACTIVE = ServiceClass
 
 
 def decoding(
-    count: int = 8, *, promised: LatencyTargets | None = None, without: str = "", **fields: object
+    count: int = 8,
+    *,
+    promised: LatencyTargets | None = None,
+    without: str = "",
+    max_chunk: int = 0,
+    **fields: object,
 ) -> Scheduler:
     """So many requests that decode, under a model of a millisecond a step and one a token."""
     scheduler = full_scheduler(
@@ -38,6 +43,7 @@ def decoding(
         max_model_len=1000,
         max_num_seqs=32,
         max_num_batched_tokens=400,
+        long_prefill_token_threshold=max_chunk,
         targets={} if promised is None else {STANDARD: promised},
     )
     for index in range(count):
@@ -49,6 +55,17 @@ def decoding(
 
 
 # How large
+
+
+def test_no_prompt_takes_more_of_a_step_than_its_bound() -> None:
+    scheduler = decoding(1, max_chunk=50, targets=LatencyTargets(tpot=1.0))
+    for name in ("a", "b"):
+        scheduler.add(make_request(name, 120, max_tokens=1))
+    assert sizes(run_step(scheduler)[0]) == {"d0": 1, "a": 50, "b": 50}
+    scheduler = unhurried(promised=LatencyTargets(ttft=5.0), max_chunk=3)
+    run_step(scheduler)
+    scheduler.add(make_request("short", 30, max_tokens=1))
+    assert {"short": 3, "long": 3}.items() <= sizes(run_step(scheduler)[0]).items()
 
 
 def test_a_prompt_is_hardly_felt_by_those_who_decode() -> None:
@@ -99,9 +116,13 @@ def test_where_decodes_alone_need_more_than_the_target_prompts_get_the_least() -
     assert sizes(run_step(scheduler, now=5.0)[0])["long"] == 16
 
 
-def unhurried(*, promised: LatencyTargets | None = None, **fields: object) -> Scheduler:
+def unhurried(
+    *, promised: LatencyTargets | None = None, max_chunk: int = 0, **fields: object
+) -> Scheduler:
     """Eight that decode with seconds of slack, and a prompt that no one step computes."""
-    scheduler = decoding(8, promised=promised, targets=LatencyTargets(tpot=1.0))
+    scheduler = decoding(
+        8, promised=promised, max_chunk=max_chunk, targets=LatencyTargets(tpot=1.0)
+    )
     scheduler.add(make_request("long", 900, max_tokens=1, **fields))  # type: ignore[arg-type]
     return scheduler
 

@@ -46,6 +46,15 @@ def test_a_prompt_is_computed_in_chunks_and_samples_only_at_its_end() -> None:
     assert not scheduler.has_work
 
 
+def test_a_long_prompt_leaves_room_for_others_where_its_part_is_bounded() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=20, long_prefill_token_threshold=6)
+    for name, length in (("long", 15), ("short", 4), ("next", 15)):
+        scheduler.add(make_request(name, length, max_tokens=2))
+    assert sizes(run_step(scheduler)[0]) == {"long": 6, "short": 4, "next": 6}
+    assert sizes(run_step(scheduler)[0]) == {"short": 1, "long": 6, "next": 6}
+    assert sizes(run_step(scheduler)[0]) == {"long": 3, "next": 3}
+
+
 def test_decodes_come_first_and_the_rest_of_the_budget_goes_to_prompts_in_order() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=10)
     for name in ("a", "b"):

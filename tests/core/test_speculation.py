@@ -304,6 +304,17 @@ def test_the_budget_bounds_the_drafts() -> None:
     assert market.best([0.99] * 8, 1.0).number == 3
 
 
+def test_a_limit_bounds_the_drafts_of_a_step_and_nothing_else() -> None:
+    def most(limit: int | None) -> int:
+        copyist = Copyist(machine(per_token=1e-5), depth=4, max_draft_tokens=limit)
+        prompts = [make_request(name, [*TEXT, *TEXT[:4]], max_tokens=40) for name in ("a", "b")]
+        copyist.serve(*((prompt, TEXT[4:44]) for prompt in prompts))
+        assert max(sum(rows.values()) for rows in copyist.sizes) == 32, "of the prompts"
+        return max(sum(drafts.values()) for drafts in copyist.drafts)
+
+    assert [most(limit) for limit in (None, 5, 1, 0)] == [8, 5, 1, 0]
+
+
 # Chances
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,6 +110,46 @@ def test_vllm(values: dict[str, float], cause: str) -> None:
     verdict = verdict_of(**values)
     assert verdict.cause == cause
     assert verdict.confidence in ("low", "medium"), "nobody can be sure from outside"
+
+
+def recorded(situation: str) -> Window:
+    """vLLM 0.32 for CPU with SmolLM2-135M in bf16 and 16 seats, at the beginning and at the end
+    of some 12 seconds, without its buckets and what does not begin with vllm:."""
+    folder = Path(__file__).parent / "data"
+    texts = [(folder / f"vllm-0.32-{situation}.{part}.txt").read_text() for part in (0, 1)]
+    scrapes = [read_scrape(text, at) for text, at in zip(texts, (0.0, 12.0), strict=True)]
+    return make_window(scrapes, bandwidth=60e9, weight_bytes=269e6)
+
+
+def test_two_clients_of_a_real_vllm() -> None:
+    window = recorded("few")
+    assert judge(window).cause == "few_clients"
+    assert (window.running, window.waiting) == (2.0, 0.0)
+    assert window.generated_rate == pytest.approx(2002 / 12)
+    assert window.prompt_rate == pytest.approx(704 / 12)
+    assert window.step_rate == pytest.approx(1012 / 12)
+    assert window.step_tokens == pytest.approx(2706 / 1012)
+    assert window.token_gap == pytest.approx(0.01245, rel=1e-3)
+    assert window.decode_utilisation == pytest.approx(0.36, abs=0.005)
+
+
+def test_more_clients_than_seats_of_a_real_vllm() -> None:
+    window = recorded("seats")
+    assert judge(window).cause == "seats"
+    assert window.waiting == pytest.approx(15.5)
+    assert window.ttft == pytest.approx(2.32, abs=0.005)
+    assert window.cache_hit_share == 0.0
+
+
+def test_a_real_vllm_that_mostly_reads_prompts() -> None:
+    window = recorded("prompts")
+    verdict = judge(window)
+    # Of the requests' time only a third is before their first tokens.
+    assert window.prefill_share == pytest.approx(0.31, abs=0.005)
+    assert verdict.cause == "prompts"
+    assert "2034 tokens in a step, 9 of them generate" in verdict.findings[0].evidence
+    assert window.decode_utilisation is None, "no step reads weights only"
+    assert "its steps are mostly parts of prompts" in as_text(verdict, window)
 
 
 def test_sglang() -> None:

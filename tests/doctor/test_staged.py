@@ -59,6 +59,9 @@ def test_useless_guesses() -> None:
     verdict = Server(clients=16, prompt=20, policies=WRONG).verdict()
     check(verdict, "speculation", "speculation off")
     assert "refused" in " ".join(verdict.findings[0].evidence)
+    verdict = Server(clients=2, prompt=20, policies=WRONG).verdict()
+    few = next(finding for finding in verdict.findings if finding.cause == "few_clients")
+    assert any("rows, guesses among them" in line for line in few.evidence)
 
 
 def test_a_healthy_server() -> None:

@@ -338,6 +338,23 @@ def test_what_the_model_takes_beyond_the_ideal_is_the_kernels():
     assert accounts[-1].by_cause[Cause.KERNEL_INEFFICIENCY] == pytest.approx(0.002)
 
 
+def test_what_is_thought_of_the_decodes_beside_a_prompt_does_not_raise_the_ceiling():
+    """A curve by which decodes are nearly free leaves them less time than they need at best."""
+
+    class Steep:
+        is_trained = True
+
+        def predict(self, step):
+            return 1e-6 * step.num_tokens**2
+
+    books = Books(max_num_batched_tokens=256)
+    books.run.engine.accountant = Accountant(Roofline(WORK, CEILING), 0.0, cost_model=Steep())
+    books.serve([*many(8, prompt=1, tokens=60), request("long", prompt=400, arrival=0.05)])
+    assert {account.phase for account in books.accounts} >= {Phase.DECODE, Phase.MIXED}
+    assert books.run.engine.ceiling().ceiling is CEILING
+    check(books)
+
+
 def test_a_step_that_beats_the_ceiling_shows_that_it_was_measured_too_low():
     books = Books(step_time=lambda plan: 0.001)
     accounts = books.serve(many(2))

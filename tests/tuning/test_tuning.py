@@ -208,6 +208,26 @@ def test_a_larger_cache_and_other_threads_are_taken_only_if_they_bring_something
     assert refined(1900, quick).settings.threads == 1
 
 
+def test_a_bound_for_the_part_of_one_prompt_is_tried_and_taken_if_it_brings_something() -> None:
+    """Few requests write for long, and documents come beside them."""
+    jobs = [
+        Job(0.5 * index, 8 if index % 8 else 900, 100 if index % 8 else 2) for index in range(80)
+    ]
+    default = Settings(64, 1024)
+
+    def refined(tpot: float) -> tuple[Trial, list[Trial]]:
+        machine = Simulator(INFO, {None: CurveStepTime(curve(), 0.0)}, jobs, Targets(2.0, tpot))
+        best = machine.trial(default, len(jobs))
+        return best, refine(machine, best, chunks=(64, 256, 1024), num_blocks=(), threads=())
+
+    best, tried = refined(0.02)
+    assert {one.settings.max_chunk for one in tried} == {0, 64, 256}, "smaller than the budget"
+    assert tried[0].settings.max_chunk == 256, "the widest that does"
+    assert tried[0].worth > 1.02 * best.worth
+    assert tried[0].settings.config(INFO).max_chunk == 256
+    assert refined(0.04)[1][0].settings == default, "there is nothing to bring"
+
+
 def test_plain_batching_is_what_it_says() -> None:
     plain, full = Settings(8, 64, is_plain=True), Settings(8, 64)
     assert not plain.policies().deadlines and full.policies().deadlines

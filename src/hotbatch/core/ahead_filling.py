@@ -234,7 +234,8 @@ class AheadFiller:
             if num_uncomputed > 1:
                 if has_chunk:
                     continue
-                size = min(prices.chunk(request.num_computed, num_uncomputed), step.budget)
+                size = prices.chunk(request.num_computed, num_uncomputed)
+                size = min(size, self._config.max_chunk, step.budget)
             num_sampled = int(size == num_uncomputed)
             if size > 0 and prices.take(request.num_computed, size, num_sampled, guess.chance):
                 has_chunk = has_chunk or num_uncomputed > 1

@@ -24,6 +24,8 @@ class SchedulerConfig:
         max_num_seqs: requests that may run at once.
         max_num_batched_tokens: the token budget of a step; at least `max_num_seqs`, so that
             every running request can decode in every step.
+        long_prefill_token_threshold: tokens of one prompt in a step, at most; 0 for as many as
+            the step holds.
         batching: `continuous` refills the batch every step; `static` gathers a batch and runs
             it to the end of its longest member; `request` runs one at a time.
         static_batch_size: requests in a static batch.
@@ -45,6 +47,7 @@ class SchedulerConfig:
             work.
         late_share: the same for those whose first token is overdue by several times its target.
         tenant_weights: a tenant's share relative to others of its class; 1 where not named.
+        max_draft_tokens: guessed next tokens in a step, at most; None for as many as pay.
         ahead_kv_share: share of the pool that requests computed ahead may hold.
 
     Raises:
@@ -56,6 +59,7 @@ class SchedulerConfig:
     block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    long_prefill_token_threshold: int = 0
     batching: Batching = "continuous"
     static_batch_size: int = 16
     static_timeout: float = 0.1
@@ -70,6 +74,7 @@ class SchedulerConfig:
     batch_share: float = 0.05
     late_share: float = 0.02
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    max_draft_tokens: int | None = None
     ahead_kv_share: float = 0.25
 
     def __post_init__(self) -> None:
@@ -85,6 +90,10 @@ class SchedulerConfig:
                 raise InvalidRequestError(
                     f"{name} must be at least 1, got {getattr(self, name)}.", param=name
                 )
+        for name in ("long_prefill_token_threshold", "max_draft_tokens"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 0:
+                raise InvalidRequestError(f"{name} must be at least 0, got {limit}.", param=name)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise InvalidRequestError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
@@ -161,6 +170,12 @@ class SchedulerConfig:
             default.ttft if own.ttft is None else own.ttft,
             default.tpot if own.tpot is None else own.tpot,
         )
+
+    @property
+    def max_chunk(self) -> int:
+        """Tokens of one prompt that a step computes at most."""
+        budget = self.max_num_batched_tokens
+        return min(self.long_prefill_token_threshold or budget, budget)
 
     @property
     def context_len(self) -> int:

@@ -32,6 +32,7 @@ class DraftFiller:
         self._preemptor = preemptor
         self._seating = seating
         self._max_num_seqs = config.max_num_seqs
+        self._max_drafts = config.max_draft_tokens
         self._num_reserved = ceil(config.watermark * config.num_blocks)
 
     def fill(self, step: Step, now: float) -> None:
@@ -45,6 +46,10 @@ class DraftFiller:
             # The last token needs no successor.
             return min(room, request.max_output - request.num_output - 1)
 
+        others = 0  # what of the budget guesses may not have
+        if self._max_drafts is not None:
+            others = max(0, step.budget - self._max_drafts)
+        step.budget -= others
         expected = min(len(self._roster), self._max_num_seqs)
         for index, drafts in self._drafter.draft(step, expected, limit_of, now):
             request = step.requests[index]
@@ -54,6 +59,7 @@ class DraftFiller:
             spare -= len(request.block_table) - held
             if drafts:
                 step.add_drafts(index, drafts)
+        step.budget += others
 
     def _num_spare_blocks(self) -> int:
         """Blocks that guesses may have for the time of a step: none where blocks lack, and one

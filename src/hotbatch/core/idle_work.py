@@ -47,7 +47,7 @@ class IdleWork:
         self._warmer: Warmer | None = None
         if config.prefill_ahead and config.enable_prefix_caching:
             keep_free = ceil(config.watermark * config.num_blocks)
-            self._warmer = Warmer(kv, model, config.max_num_batched_tokens, keep_free)
+            self._warmer = Warmer(kv, model, config.max_chunk, keep_free)
         self._ahead: AheadFiller | None = None
         if book is not None:
             self._ahead = AheadFiller(config, book, roster, kv, preemptor, seating, model)

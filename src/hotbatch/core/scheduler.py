@@ -142,6 +142,7 @@ class Scheduler:
             self._counters,
             seconds_for,
             config.max_num_batched_tokens,
+            config.max_chunk,
             light_tenants,
             self._turnaround,
             drafter,

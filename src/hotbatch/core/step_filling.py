@@ -50,11 +50,13 @@ class StepFiller:
         counters: list[VirtualTokenCounters] | None,
         seconds_for: Callable[[int, int], float],
         max_tokens: int,
+        max_chunk: int,
         light_tenants: LightTenants | None,
         turnaround: Turnaround,
         drafter: Drafter | None,
     ) -> None:
         self._max_tokens = max_tokens
+        self._max_chunk = max_chunk
         self._policies = policies
         self._roster = roster
         self._kv = kv
@@ -217,7 +219,7 @@ class StepFiller:
     def _enter_by_policy(self, step: Step, request: Request, room: int, at_least: int) -> int:
         num_uncomputed = len(request.tokens) - request.num_computed
         size = self._policies.chunk_size(request, num_uncomputed, room)
-        size = min(max(size, at_least), num_uncomputed, room)
+        size = min(max(size, at_least), num_uncomputed, self._max_chunk, room)
         if size > 0:
             step.enter_chunk(request, size)
         return max(0, size)
@@ -243,7 +245,9 @@ class StepFiller:
             return
         if clock is not None and self._enter_short_first(step, rank, prompts, room, clock, now):
             return
-        wanted = [len(request.tokens) - request.num_computed for request in prompts]
+        wanted = [
+            min(len(request.tokens) - request.num_computed, self._max_chunk) for request in prompts
+        ]
         if clock is not None:
             start = max((request.num_computed for request in prompts), default=0)
             most = room if newcomer is not None else min(room, sum(wanted))
@@ -296,7 +300,8 @@ class StepFiller:
         self._enter_prompts_by_deadline(step, rank, short, room - 1, clock, now)
         room -= step.num_tokens - begun
         if long[0].state is RequestState.RUNNING:
-            step.enter_chunk(long[0], min(room, clock.beside_short(long[0], num_left)))
+            size = min(room, self._max_chunk, clock.beside_short(long[0], num_left))
+            step.enter_chunk(long[0], size)
         return True
 
     def _admit(
@@ -311,12 +316,13 @@ class StepFiller:
         """Seat newcomers for whose prompts there is room; returns each with its tokens."""
         admitted: list[tuple[Request, int]] = []
         while newcomer is not None and room > 0:
-            is_long = len(newcomer.tokens) > room
+            most = min(room, self._max_chunk)
+            is_long = len(newcomer.tokens) > most
             if is_long and num_prompts >= _MAX_PROMPTS:
                 break
             if not self._seating.seat(newcomer, step):
                 break
-            size = min(room, len(newcomer.tokens) - newcomer.num_computed)
+            size = min(most, len(newcomer.tokens) - newcomer.num_computed)
             admitted.append((newcomer, size))
             room -= size
             num_prompts += is_long
@@ -343,7 +349,7 @@ class StepFiller:
             if num_uncomputed > 0:
                 self._clear_for(request)
                 self._kv.grow(request, len(request.tokens))
-                step.enter_chunk(request, min(num_uncomputed, step.budget))
+                step.enter_chunk(request, min(num_uncomputed, self._max_chunk, step.budget))
                 return
         for rank in DESCENDING:
             first = self._roster.queues[rank].first()
@@ -351,7 +357,7 @@ class StepFiller:
                 self._clear_for(first)
                 self._seating.place_first(first, step)
                 num_uncomputed = len(first.tokens) - first.num_computed
-                step.enter_chunk(first, min(num_uncomputed, step.budget))
+                step.enter_chunk(first, min(num_uncomputed, self._max_chunk, step.budget))
                 return
 
     def _clear_for(self, request: Request) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 from hotbatch.doctor.verdict import Finding, Verdict
-from hotbatch.doctor.window import Window
+from hotbatch.doctor.window import COMPUTE_BOUND, Window
 
 _BAR = 40
 _TIMES = 2.0  # a gain from which on it is told as a factor
@@ -36,11 +36,11 @@ def as_text(verdict: Verdict, window: Window) -> str:
 def _utilisation(verdict: Verdict, window: Window) -> str:
     used = verdict.decode_utilisation
     if used is None:
-        reason = (
-            "nothing decoded"
-            if window.causes
-            else f"{window.server} does not tell; give --bandwidth and --weight-bytes"
-        )
+        reason = f"{window.server} does not tell; give --bandwidth and --weight-bytes"
+        if window.causes:
+            reason = "nothing decoded"
+        elif (window.step_tokens or 0.0) >= COMPUTE_BOUND:
+            reason = "its steps are mostly parts of prompts"
         return f"Decode utilisation: unknown ({reason})."
     where = "above" if used >= verdict.aim else "below"
     return (

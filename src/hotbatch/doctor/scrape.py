@@ -25,6 +25,7 @@ _COUNTERS = {
     "generated": ("generation_tokens_total",),
     "prompt": ("prompt_tokens_total",),
     "steps": ("iterations_total", "iteration_tokens_total_count"),
+    "step_tokens": ("iteration_tokens_total_sum",),
     "preemptions": ("num_preemptions_total",),
     "cache_queries": ("prefix_cache_queries_total", "gpu_prefix_cache_queries_total"),
     "cache_hits": (

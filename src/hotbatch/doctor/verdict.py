@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hotbatch.doctor.levers import LEVERS
-from hotbatch.doctor.window import Window
+from hotbatch.doctor.window import COMPUTE_BOUND, Window
 
 AIM = 0.7  # decode utilisation below which throughput is left on the table
 _NOTABLE = 0.15  # share of the time from which on a loss is named
@@ -170,7 +170,7 @@ def _judge_outside(window: Window) -> Verdict:
         causes.append("kv_cache")
     elif has_queue and window.running < 4.0 * knee:
         causes.append("seats")
-    if window.prefill_share is not None and window.prefill_share >= _PROMPT_HEAVY:
+    if _prompts_share(window) >= _PROMPT_HEAVY:
         causes.append("prompts")
     if not has_queue and window.running < knee and not causes:
         causes.append("few_clients")
@@ -178,6 +178,20 @@ def _judge_outside(window: Window) -> Verdict:
     is_sure = window.seconds >= _LONG and len(causes) <= 1
     confidence = "medium" if is_sure else "low"
     return _verdict(window, causes[0] if causes else "healthy", confidence, findings)
+
+
+def _prompts_share(window: Window) -> float:
+    """Of the model's time, what prompts take.
+
+    Where they come without end, most requests get their tokens in steps that are as long as the
+    prompts beside them, so the time before first tokens tells too little. What steps hold tells
+    more: beyond `COMPUTE_BOUND` rows each costs its part.
+    """
+    waited = window.prefill_share or 0.0
+    if not window.step_tokens or not window.step_rate:
+        return waited
+    decodes = max(COMPUTE_BOUND, window.generated_rate / window.step_rate)
+    return max(waited, 1.0 - decodes / max(decodes, window.step_tokens))
 
 
 # ---- words
@@ -226,7 +240,8 @@ def _share_line(window: Window, *causes: str) -> str:
 
 def _batch_line(window: Window) -> str:
     knee = f"; one more is nearly free up to {window.knee:.0f}" if window.knee else ""
-    return f"{window.decode_rows:.1f} sequences decode at a time{knee}"
+    who = "sequences" if window.draft_rate == 0.0 else "rows, guesses among them,"
+    return f"{window.decode_rows:.1f} {who} decode at a time{knee}"
 
 
 def _queue_line(window: Window) -> str:
@@ -252,6 +267,13 @@ def _prompt_line(window: Window) -> str:
     )
 
 
+def _step_line(window: Window) -> str:
+    if window.step_tokens is None or not window.step_rate:
+        return ""
+    decodes = window.generated_rate / window.step_rate
+    return f"{window.step_tokens:.0f} tokens in a step, {decodes:.0f} of them generate"
+
+
 def _draft_line(window: Window) -> str:
     return (
         f"{window.draft_rate:.0f} guesses a second, {_percent(window.rejected_share)} of them "
@@ -274,7 +296,11 @@ _LINES = {
     "kv_cache": lambda w: (_share_line(w, "kv_limit"), _cache_line(w), _queue_line(w)),
     "seats": lambda w: (_share_line(w, "seat_limit"), _queue_line(w), _cache_line(w)),
     "host": lambda w: (_share_line(w, "host_gap"), _host_line(w)),
-    "prompts": lambda w: (_share_line(w, "prefill", "prefill_interference"), _prompt_line(w)),
+    "prompts": lambda w: (
+        _share_line(w, "prefill", "prefill_interference"),
+        _prompt_line(w),
+        _step_line(w),
+    ),
     "speculation": lambda w: (_share_line(w, "speculation_waste"), _draft_line(w)),
     "kernels": lambda w: (_share_line(w, "kernel_inefficiency"), _batch_line(w)),
 }

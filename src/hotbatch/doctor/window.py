@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from hotbatch.core.errors import InvalidRequestError
 from hotbatch.doctor.scrape import Scrape
 
+COMPUTE_BOUND = 256.0  # rows from which on the time of a step grows with them on most machines
+
 
 @dataclass(frozen=True, slots=True)
 class Guesses:
@@ -30,6 +32,7 @@ class Window:
         decode_utilisation: of the steps that decode; None if none did or nobody can tell.
         running, waiting, kv_usage: means.
         decode_rows: mean rows of steps that decode; the running requests where it is not told.
+        step_tokens: mean of a step, prompts' and others.
         draft_rate: guesses per second; `rejected_share` of them were refused.
         cache_hit_share: of the prompt tokens.
         prefill_share: of the time of requests in the model, that before their first token.
@@ -50,6 +53,7 @@ class Window:
     generated_rate: float
     prompt_rate: float
     step_rate: float | None
+    step_tokens: float | None
     preemption_rate: float
     recomputed_rate: float
     draft_rate: float
@@ -73,7 +77,8 @@ def make_window(
 ) -> Window:
     """Args: `scrapes` in order, two at least. With the machine's measured `bandwidth` (bytes a
     second) and the model's `weight_bytes`, the decode utilisation of a server that does not
-    account for its time is estimated: each of its steps reads all weights once.
+    account for its time is estimated: each of its steps reads all weights once. Not where most
+    of a step are prompts: it is bound by compute then, whose ceiling nobody told.
 
     Raises:
         InvalidRequestError: too few scrapes, or the server was restarted between them.
@@ -92,7 +97,9 @@ def make_window(
     drafts, rejected = _speculation(change, tokens)
     gap = _ratio(change.get("gap_seconds"), change.get("gap_count"))
     utilisation = _utilisation(by_label)
-    if utilisation is None and gap and bandwidth and weight_bytes:
+    step_tokens = _ratio(change.get("step_tokens"), change.get("steps"))
+    reads = (step_tokens or 0.0) < COMPUTE_BOUND
+    if utilisation is None and gap and bandwidth and weight_bytes and reads:
         utilisation = min(1.0, weight_bytes / gap / bandwidth)
     return Window(
         server=last.server,
@@ -108,6 +115,7 @@ def make_window(
         generated_rate=change.get("generated", 0.0) / seconds,
         prompt_rate=change.get("prompt", 0.0) / seconds,
         step_rate=change["steps"] / seconds if "steps" in change else None,
+        step_tokens=step_tokens,
         preemption_rate=change.get("preemptions", 0.0) / seconds,
         recomputed_rate=tokens.get("recomputed", 0.0) / seconds,
         draft_rate=drafts / seconds,

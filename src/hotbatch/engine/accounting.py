@@ -29,8 +29,8 @@ Of a step's time, in this order:
    `seat_limit` if they wait for a seat, else `few_sequences`.
 5. What is left is what the tokens are worth: `decode`, or `prefill` in steps without decodes.
 
-No step can be quicker than its ideal time. One that is shows that the ceiling was measured too
-low, next to a busy neighbour maybe; it is raised to what was reached.
+No step can be quicker than its ideal time. One that is, with all of its rows, shows that the
+ceiling was measured too low, next to a busy neighbour maybe; it is raised to what was reached.
 
 Cost: about ten microseconds a step.
 """
@@ -329,8 +329,9 @@ class Accountant:
     ) -> None:
         """Points 2 to 5 of the module's text: share out the model's time."""
         rest = execute
+        whole = mix.all.plus(mix.ahead) if mix.ahead.num_tokens else mix.all
+        self._review_ceiling(whole, execute)
         if mix.ahead.num_tokens:
-            whole = mix.all.plus(mix.ahead)
             times[_SPECULATION_WASTE] = rest - self._share(rest, mix.all, whole)
             rest -= times[_SPECULATION_WASTE]
         own = kept  # the rows that `rest` is the time of
@@ -354,8 +355,6 @@ class Accountant:
         ideal = self.roofline.ideal(own)
         needed = ideal.seconds
         reached = min(1.0, rest / needed) if needed > 0.0 else 0.0
-        if 0.0 < reached < _BEATEN:
-            self._raise_ceiling(ideal, 1.0 / reached)
         times[_KERNEL_INEFFICIENCY] = rest - needed * reached
         unfilled = 1.0 - kept.num_tokens / self._knee
         if unfilled > 0.0:
@@ -366,7 +365,13 @@ class Accountant:
         rest -= times[_KERNEL_INEFFICIENCY]
         times[_DECODE if mix.decode.num_tokens else _PREFILL] = rest
 
-    def _raise_ceiling(self, ideal: IdealTime, factor: float) -> None:
+    def _review_ceiling(self, whole: StepFeatures, seconds: float) -> None:
+        """By all rows of a step and the time that was measured: what is thought to be the part of
+        its decodes, beside a long prompt, is an estimate and tells nothing of the machine."""
+        ideal = self.roofline.ideal(whole)
+        if not 0.0 < seconds < _BEATEN * ideal.seconds:
+            return
+        factor = ideal.seconds / seconds
         ceiling = self.roofline.ceiling
         if ideal.memory > ideal.compute:
             ceiling = replace(ceiling, bandwidth=ceiling.bandwidth * factor)

@@ -2,14 +2,14 @@
 
 `measure_curve` times the loaded model; `search` and `refine` try settings on the simulator with
 what was measured; `play_off` has the best of them confirmed on the real engine. The settings are
-the sequence limit, the token budget, which bounds the parts of prompts as well, the size of the
-KV cache and the number of threads. How much is guessed is no setting: each guess is priced in
-its step, by the same curve.
+the sequence limit, the token budget, the bound for the part of one prompt, the size of the KV
+cache and the number of threads. How many guesses a step may have is settled by `time_limits`.
 """
 
 from hotbatch.tuning.confirmation import confirm
 from hotbatch.tuning.curve import CurveStepTime, measure_curve
 from hotbatch.tuning.finalist import Finalist, best_plain, choose, times_better
+from hotbatch.tuning.guess_limit import Limit, best_limit, questions, time_limits
 from hotbatch.tuning.play_off import Plan, num_jobs, play_off
 from hotbatch.tuning.settings import Figures, Settings, Targets, all_pairs, over_loads
 from hotbatch.tuning.trials import Simulator, Trial, best_rate, refine, search
@@ -21,12 +21,14 @@ __all__ = [
     "Figures",
     "Finalist",
     "Job",
+    "Limit",
     "Plan",
     "Settings",
     "Simulator",
     "Targets",
     "Trial",
     "all_pairs",
+    "best_limit",
     "best_plain",
     "best_rate",
     "choose",
@@ -36,7 +38,9 @@ __all__ = [
     "num_jobs",
     "over_loads",
     "play_off",
+    "questions",
     "refine",
     "search",
+    "time_limits",
     "times_better",
 ]

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hotbatch.core.errors import OptionError
 from hotbatch.tuning.finalist import Finalist
+from hotbatch.tuning.guess_limit import Limit, best_limit
 from hotbatch.tuning.play_off import LOAD
-from hotbatch.tuning.settings import Figures
+from hotbatch.tuning.settings import Figures, Settings
 from hotbatch.tuning.trials import Trial
 
 
 def table(finalists: Sequence[Finalist], chosen: Finalist, block_size: int) -> str:
     """The finalists, a line each."""
     lines = [
-        f"{'':38}{'simulated':>29}{'on the engine':>33}",
-        f"{'sequences':>10}{'tokens':>8}{'KV tokens':>11}{'threads':>9}"
+        f"{'':45}{'simulated':>29}{'on the engine':>33}",
+        f"{'sequences':>10}{'tokens':>8}{'chunk':>7}{'KV tokens':>11}{'threads':>9}"
         + 2 * f"{'goodput':>12}{'promised':>10}{'tokens/s':>10}",
     ]
     for finalist in finalists:
@@ -25,12 +26,24 @@ def table(finalists: Sequence[Finalist], chosen: Finalist, block_size: int) -> s
         cache = "" if settings.num_blocks is None else str(settings.num_blocks * block_size)
         promised = Figures(trial.worth, trial.throughput, trial.attainment)
         lines.append(
-            f"{settings.max_num_seqs:>10}{settings.max_num_batched_tokens:>8}{cache:>11}"
+            f"{settings.max_num_seqs:>10}{settings.max_num_batched_tokens:>8}"
+            f"{settings.max_chunk or '':>7}{cache:>11}"
             f"{settings.threads or '':>9}{_cells(promised)}"
             f"{'' if seen is None else _cells(seen):32}"
             f"{_words(finalist)}{'  <- chosen' if finalist is chosen else ''}".rstrip()
         )
     return "\n".join(lines)
+
+
+def guess_limits(seconds: Mapping[Limit, float]) -> str:
+    """What each limit of guesses took, and which is kept."""
+    words = {None: "as many as pay", 0: "none"}
+    names = {limit: words.get(limit, f"at most {limit}") for limit in seconds}
+    times = ", ".join(f"{names[limit]} {seconds[limit]:.2f} s" for limit in seconds)
+    return (
+        f"Guessed tokens in a step, and the time for the same answers: {times}; "
+        f"kept: {names[best_limit(seconds)]}"
+    )
 
 
 def _cells(figures: Figures) -> str:
@@ -142,10 +155,11 @@ def _draw_trials(
 
 def _draw_played(axes: Any, played: Sequence[Finalist], chosen: Finalist) -> None:
     names = []
+    usual = next(finalist.trial.settings for finalist in played if finalist.is_default)
     for place, finalist in enumerate(reversed(played)):
         name, _, colour, _ = _mark(finalist, finalist is chosen)
         settings = finalist.trial.settings
-        names.append(f"{name}\n{settings.max_num_seqs} x {settings.max_num_batched_tokens}")
+        names.append(f"{name}\n{_in_short(settings, usual)}")
         axes.barh(place, finalist.goodput, 0.55, color=colour, alpha=0.75)
         words = f" {finalist.goodput:.1f}/s, {100 * finalist.attainment:.0f} %"
         axes.text(finalist.goodput, place, words, va="center", fontsize=8)
@@ -154,6 +168,18 @@ def _draw_played(axes: Any, played: Sequence[Finalist], chosen: Finalist) -> Non
     axes.set_xlabel("good requests per second")
     axes.set_title(f"on the engine, at {LOAD} of what it can do", fontsize=9)
     axes.grid(True, axis="x", alpha=0.3)
+
+
+def _in_short(settings: Settings, usual: Settings) -> str:
+    """Sequences and tokens, and what else differs from the default, a line each."""
+    lines = [f"{settings.max_num_seqs} x {settings.max_num_batched_tokens}"]
+    if settings.max_chunk != usual.max_chunk:
+        lines.append(f"{settings.max_chunk} of one prompt")
+    if settings.num_blocks and usual.num_blocks and settings.num_blocks != usual.num_blocks:
+        lines.append(f"{settings.num_blocks / usual.num_blocks:g} times the cache")
+    if settings.threads != usual.threads:
+        lines.append(f"threads: {settings.threads}")
+    return "\n".join(lines)
 
 
 def _mark(finalist: Finalist, is_chosen: bool) -> tuple[str, str, str, float]:

@@ -13,8 +13,9 @@ from hotbatch.core.service_class import LatencyTargets
 from hotbatch.engine.protocol import ExecutorInfo
 from hotbatch.tuning.workload import Job
 
-SEATS = (4, 8, 16, 24, 32, 48, 64, 128, 256)
-BUDGETS = (32, 64, 128, 256, 512, 1024, 2048)
+SEATS = (8, 16, 32, 64, 128, 256)
+BUDGETS = (64, 128, 256, 512, 1024, 2048)
+CHUNKS = (64, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class Settings:
 
     Attributes:
         max_num_seqs: requests in a step.
-        max_num_batched_tokens: tokens in it, which bounds the parts of prompts as well.
+        max_num_batched_tokens: tokens in it.
+        max_chunk: tokens of one prompt in it; 0 for as many as it holds.
         num_blocks: KV blocks; None for as many as the executor has.
         threads: of the model; None for as many as it has.
         is_plain: first come, first served with a fixed budget: what others do by default.
@@ -34,6 +36,7 @@ class Settings:
     num_blocks: int | None = None
     threads: int | None = None
     is_plain: bool = False
+    max_chunk: int = 0
 
     def config(self, info: ExecutorInfo) -> SchedulerConfig:
         return SchedulerConfig(
@@ -42,6 +45,7 @@ class Settings:
             max_model_len=info.max_model_len,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            long_prefill_token_threshold=self.max_chunk,
             enable_prefix_caching=False,
             vocab_size=info.vocab_size,
         )

@@ -4,9 +4,9 @@ Rates are shares of what the machine can do at best, so that a search means the 
 machine: comfortable, full, and more than it can. A setting's worth is its goodput over all
 three. First all pairs of sequence limit and token budget are tried on a short piece of the
 workload, then the better half on one twice as long, and so on (successive halving, Jamieson and
-Talwalkar 2016). The winner is then tried with other sizes of the cache and numbers of threads:
-of those, most machines want what they have, and a larger cache has its price, so each must be
-clearly better to be taken.
+Talwalkar 2016). The winner is then tried with bounds for the part of one prompt, other sizes of
+the cache and numbers of threads: of those, most machines want what they have, and each has its
+price, so it must be clearly better to be taken.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hotbatch.core.cost_model import StepFeatures
 from hotbatch.core.scheduler import Scheduler
@@ -35,7 +36,7 @@ from hotbatch.tuning.workload import Job
 LOADS = (0.7, 1.0, 1.3)  # shares of the most that the machine can do
 _SHORTEST = 4  # the part of the requests that is tried in the first round
 _MAX_STEPS = 5_000_000
-_WORTH_IT = 1.02  # times the goodput for which a larger cache or other threads are taken
+_WORTH_IT = 1.02  # times the goodput for which a bound, a larger cache or other threads are taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +134,9 @@ def search(
         on_round(len(left), count)
         ranked = [simulator.trial(settings, count) for settings in left]
         ranked.sort(key=_place)
-        if len(ranked) <= keep and count == len(simulator.jobs):
+        if count == len(simulator.jobs):
             return ranked + losers
-        half = max(keep, len(ranked) // 2) if len(ranked) > keep else len(ranked)
+        half = max(keep, len(ranked) // 2)
         losers = ranked[half:] + losers
         left = [trial.settings for trial in ranked[:half]]
         count = min(2 * count, len(simulator.jobs))
@@ -151,21 +152,26 @@ def refine(
     simulator: Simulator,
     best: Trial,
     *,
+    chunks: Sequence[int] = (),
     num_blocks: Sequence[int],
     threads: Sequence[int],
 ) -> list[Trial]:
-    """The best so far with other sizes of the cache, smallest first, and then other threads.
+    """The best so far with bounds for the part of one prompt, largest first; then other sizes of
+    the cache, smallest first; and then other threads.
 
     Returns:
         All that was tried, the winner first: `best` itself where nothing was clearly better.
     """
     tried = [best]
-    for count in sorted(num_blocks):
-        trial = simulator.trial(replace(best.settings, num_blocks=count), len(simulator.jobs))
-        tried.append(trial)
-        best = _better(best, trial)
-    for count in threads:
-        trial = simulator.trial(replace(best.settings, threads=count), len(simulator.jobs))
+    changes: list[dict[str, Any]] = [
+        {"max_chunk": size}
+        for size in sorted(chunks, reverse=True)
+        if size < best.settings.max_num_batched_tokens
+    ]
+    changes += [{"num_blocks": count} for count in sorted(num_blocks)]
+    changes += [{"threads": count} for count in threads]
+    for change in changes:
+        trial = simulator.trial(replace(best.settings, **change), len(simulator.jobs))
         tried.append(trial)
         best = _better(best, trial)
     return [best] + [trial for trial in tried if trial is not best]

@@ -1,6 +1,6 @@
 """Unused slots in allocated KV blocks, over time, for each trace.
 
-    python benchmarks/overhead/fragmentation.py [--traces ../shared/traces] [--machine cpu]
+    python benchmarks/overhead/fragmentation.py [--traces FOLDER] [--machine cpu]
         [--workloads code,conversation] [--policies full] [--rate 0.9] [--block-sizes 16,32,64]
         [--plot frag.png] [--json out.json]
 

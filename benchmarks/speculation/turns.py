@@ -1,6 +1,6 @@
 """What keeping conversations by their chance to return gains: later turns against plain LRU.
 
-    python benchmarks/speculation/turns.py --trace ../shared/traces/mooncake_conversation.jsonl
+    python benchmarks/speculation/turns.py --trace mooncake_conversation.jsonl
         [--machine cpu|h200] [--cache-tokens 16000,32000,64000] [--keep 0.1] [--time-scale 1]
         [--length-scale 0.125] [--seeds 0,1,2] [--evictions lru,return-time] [--real]
         [--json turns.json]

@@ -255,7 +255,7 @@ class StepFiller:
             assert first is not None
             is_light = self._is_light(first) or (newcomer is not None and self._is_light(newcomer))
             is_lone = self._is_long(first) and clock.num_prompts == 1
-            size = clock.tokens_for(rank, start, most, first, is_long=is_lone, is_light=is_light)
+            size = clock.tokens_for(rank, start, most, first, is_lone=is_lone, is_light=is_light)
             room = min(room, size) if most > 0 else 0
         if room <= 0:
             return

@@ -163,7 +163,7 @@ class StepClock:
         num_uncomputed: int,
         first: Request,
         *,
-        is_long: bool = False,
+        is_lone: bool = False,
         is_light: bool = False,
     ) -> int:
         """How many tokens of prompts of this rank may still join.
@@ -172,14 +172,14 @@ class StepClock:
             start: position of the first of them in its request.
             num_uncomputed: how many there are.
             first: whose prompt is due first of them.
-            is_long: it needs several steps whatever is done, and there is no other such prompt.
+            is_lone: it needs several steps whatever is done, and there is no other prompt.
             is_light: some are of a light tenant themselves.
         """
         seconds = self._limit(rank)
         if not is_light and self._pace < seconds:
             size = self._model.largest_chunk(self._step, start, num_uncomputed, self._pace)
             return max(size, self._least(_LEAST_GENTLE_CHUNK, num_uncomputed))
-        if is_long and self._is_felt:
+        if is_lone and self._is_felt:
             courteous = self._courteous_chunk(first, start, num_uncomputed, seconds)
             if courteous is not None:
                 return courteous

@@ -25,16 +25,16 @@ from hotbatch.core.scheduler import Scheduler
 from hotbatch.core.speculation import Drafter
 from hotbatch.engine.protocol import Executor
 
-LIMITS: tuple[int | None, ...] = (None, 8, 0)  # as many as pay, few, none
+Limit = int | None
+"""Guessed tokens in a step; None for as many as pay."""
+
+LIMITS: tuple[Limit, ...] = (None, 8, 0)  # as many as pay, few, none
 _ROUNDS = 4
 _AT_A_TIME = 4  # requests
 NUM_OUTPUT = 96  # tokens of each answer: about a list
 _QUICKER = 0.95  # of the time without a limit, that one must stay below to be taken
 _THINGS = ("bolts", "lamps", "chairs", "kettles", "ropes", "clocks", "saws", "bells")
 _TOWNS = ("Vienna", "Oslo", "Lyon", "Porto")
-
-Limit = int | None
-"""Guessed tokens in a step; None for as many as pay."""
 
 
 def questions() -> list[str]:

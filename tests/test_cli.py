@@ -126,6 +126,7 @@ def test_help_lists_every_option(run: Cli) -> None:
         (["generate"], "PROMPT"),
         (["generate", "--max-tokens", "0", "Hi"], "--max-tokens"),
         (["chat", "--url", "http://127.0.0.1:1", "--temperature", "-1"], "--temperature"),
+        (["tune", "--plot", "/nowhere/frontier.png"], "/nowhere"),
         (["nonsense"], "nonsense"),
     ],
 )
@@ -135,6 +136,33 @@ def test_bad_arguments_end_in_one_line(run: Cli, arguments: list[str], named: st
     assert out == ""
     assert err.startswith("hotbatch: error: ")
     assert named in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module", "looked_for_by"),
+    [
+        (["bench", "serve"], "aiohttp", "bench.cli"),
+        (["bench", "serve", "--plot-dir", "plots"], "matplotlib", "bench.cli"),
+        (["bench", "demo"], "matplotlib", "bench.cli"),
+        (["tune", "--plot", "frontier.png"], "matplotlib", "tuning.report"),
+    ],
+)
+def test_what_an_extra_would_install_is_named_before_anything_is_measured(
+    run: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    module: str,
+    looked_for_by: str,
+) -> None:
+    def find(name: str) -> object:
+        return None if name == module else object()
+
+    monkeypatch.setattr(f"hotbatch.{looked_for_by}.find_spec", find)
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert module in err
+    assert "pip install 'hotbatch[bench]'" in err
     assert err.count("\n") == 1
 
 

@@ -85,7 +85,6 @@ def load(url: str, situation: Situation) -> subprocess.Popen[bytes]:
             "--random-output-len", str(situation.output), "--disable-tqdm",
         ],
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
     )  # fmt: skip
 
 
@@ -104,6 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             try:
                 time.sleep(_SETTLE)
                 window = make_window(watch(url, options.seconds))
+                if clients.poll() is not None:  # it has said why
+                    raise SystemExit(f"{name}: the clients ended, so there was nothing to watch")
             finally:
                 clients.terminate()
                 clients.wait()

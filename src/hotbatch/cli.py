@@ -367,7 +367,10 @@ def tune(
     """Measure this machine, find the settings that serve most requests within the targets of
     the standard class (--ttft-slo, --tpot-slo), and keep them for serve."""
     from hotbatch import tune as tuning
+    from hotbatch.tuning.report import check_plot
 
+    if plot is not None:
+        check_plot(plot)
     console = _stderr_console()
     outcome = tuning.tune(
         engine,

@@ -426,7 +426,7 @@ def plot(outcome: Outcome, path: Path) -> None:
     """The frontier: every setting by its throughput and by what it served as promised.
 
     Raises:
-        OptionError: matplotlib is not installed.
+        OptionError: see `report.check_plot`.
     """
     targets = outcome.targets
     title = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from staged import CEILING, STEP_TIME, Server
 
+from hotbatch.core.plan import StepPlan
 from hotbatch.core.policies import Policies
 from hotbatch.doctor import Verdict
 
@@ -88,6 +89,39 @@ def test_slow_kernels() -> None:
         clients=48, prompt=10, tokens=200, step_time=lambda plan: 2.5 * STEP_TIME(plan)
     ).verdict()
     check(verdict, "kernels", "--precision")
+
+
+def test_a_small_batch_is_named_before_the_kernels_that_make_it_dear() -> None:
+    """Kernels at a third of the ceiling leave little of the time to the weights' ideal reading;
+    more sequences would share the rest of it just as well."""
+
+    def slow(plan: StepPlan) -> float:
+        return 3.0 * STEP_TIME(plan)
+
+    verdict = Server(clients=6, prompt=20, step_time=slow).verdict()
+    assert verdict.shares["few_sequences"] < 0.15 < verdict.shares["kernel_inefficiency"]
+    check(verdict, "few_clients", "concurrency")
+    assert any("learnt curve" in line for line in verdict.findings[0].evidence)
+    options = {"num_blocks": 24, "enable_prefix_caching": False}
+    server = Server(clients=30, prompt=20, tokens=40, step_time=slow, **options)
+    verdict = server.verdict()
+    assert verdict.shares["kv_limit"] < 0.15 < verdict.shares["kernel_inefficiency"]
+    check(verdict, "kv_cache", "--kv-cache-memory-bytes")
+    verdict = Server(clients=30, prompt=20, max_num_seqs=6, step_time=slow).verdict()
+    assert verdict.shares["seat_limit"] < 0.15 < verdict.shares["kernel_inefficiency"]
+    check(verdict, "seats", "--max-num-seqs")
+
+
+def test_a_batch_at_the_knee_is_not_full_yet() -> None:
+    """Nobody is held back as far as the accounts look, which is to the knee."""
+    verdict = Server(
+        clients=14,
+        prompt=20,
+        policies=Policies(deadlines=True),  # learns the curve
+        step_time=lambda plan: 0.012 + 0.0003 * plan.num_tokens,
+    ).verdict()
+    assert verdict.shares.get("few_sequences", 0.0) < 0.02
+    check(verdict, "few_clients", "concurrency")
 
 
 def test_an_idle_server() -> None:

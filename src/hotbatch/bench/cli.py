@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,6 +46,15 @@ class PromptKind(enum.Enum):
 
 
 _LOAD, _TRACE, _WHO, _REPORT = "Load", "Traces and conversations", "Classes and tenants", "Report"
+
+
+def _need(*modules: str) -> None:
+    """Ends the command before anything is measured if a module is not installed."""
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        raise typer.BadParameter(
+            f"the load generator needs {' and '.join(missing)}: pip install 'hotbatch[bench]'"
+        )
 
 
 @app.callback()
@@ -247,6 +257,7 @@ def serve(
     disable_tqdm: Annotated[bool, typer.Option(help="No progress line.")] = False,
 ) -> None:
     """Send requests to an OpenAI-compatible server and report what they met."""
+    _need("aiohttp", *(["matplotlib"] if plot_dir is not None else []))
     is_chat = endpoint.rstrip("/").endswith("/chat/completions")
     kind = prompt_kind or (PromptKind.TEXT if is_chat else PromptKind.TOKENS)
     if is_chat and kind is PromptKind.TOKENS:
@@ -372,6 +383,7 @@ def demo(
     api_key: Annotated[str | None, typer.Option(envvar="HOTBATCH_API_KEY", hidden=True)] = None,
 ) -> None:
     """Send the same burst of clients to a static and to a continuous batch."""
+    _need("aiohttp", "matplotlib")
     from rich.console import Console
 
     from hotbatch.bench.demo import Burst, plot, run_mode, table

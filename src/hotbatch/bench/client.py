@@ -145,16 +145,9 @@ class Record:
 
 
 def open_session(target: Target) -> aiohttp.ClientSession:
-    """A session that keeps its connections and opens as many as there are requests.
+    """A session that keeps its connections and opens as many as there are requests."""
+    import aiohttp
 
-    Raises ModuleNotFoundError, with the remedy, where aiohttp is not installed.
-    """
-    try:
-        import aiohttp
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "the load generator needs aiohttp: pip install 'hotbatch[bench]'", name=error.name
-        ) from error
     return aiohttp.ClientSession(
         # Shorter than any server keeps them (uvicorn's default is 5 s): a connection that the
         # server is just closing would fail the request that reuses it.

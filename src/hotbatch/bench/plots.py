@@ -136,12 +136,8 @@ def in_flight(load: LoadResult) -> tuple[list[float], list[int]]:
 
 
 def _axes(count: int, width: float = 7.0) -> tuple[Any, list[Any]]:
-    try:
-        import matplotlib
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "plots need matplotlib: pip install 'hotbatch[bench]'", name=error.name
-        ) from error
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

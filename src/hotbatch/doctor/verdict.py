@@ -5,7 +5,11 @@ and the gain of a fuller batch is read off its learnt curve T(n). vLLM and SGLan
 their time goes; they are judged by what their queues and caches look like, and less surely.
 
 What a person can change comes before what only other kernels would change, so `kernels` is named
-only where nothing else stands out.
+only where nothing else stands out. The accounts know two losses of a small batch: the part of the
+ideal time that more sequences would have shared, and what the steps took beyond their ideal time.
+More sequences would share the latter as well, whatever the kernels' fault in it; how much of both,
+the learnt curve tells. So that part is held against the batch here, and the rest against the
+kernels.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ _GOOD_ENOUGH = 0.8  # of the best throughput on the curve: where a batch counts 
 _LONG, _SHORT = 10.0, 3.0  # seconds of watching that make a verdict sure, or doubtful
 _FULL_CACHE = 0.9
 _POOR_DRAFTS = 0.7  # share refused from which on guessing does not pay
+_SMALL_BATCH = ("few_clients", "kv_cache", "seats")  # losses that a fuller batch would end
 _USUAL_KNEE = 16.0  # rows below which a batch is called small where the knee is not told
 
 
@@ -32,7 +37,8 @@ _USUAL_KNEE = 16.0  # rows below which a batch is called small where the knee is
 class Finding:
     """One loss.
 
-    `share` is that of the wall time, None where the server does not say; `gain` is by how much
+    `share` is that of the wall time which would be saved, None where the server does not say: of
+    a small batch by the learnt curve, so more than the accounts book; `gain` is by how much
     throughput would rise if it were gone (0.3 is 30 % more), None where nobody can tell.
     """
 
@@ -67,13 +73,13 @@ def judge(window: Window) -> Verdict:
 # ---- by the accounts
 
 
-def losses(causes: Mapping[str, float]) -> dict[str, float]:
+def losses(window: Window) -> dict[str, float]:
     """Shares of wall time by what a person would call them."""
-    get = causes.get
+    get = window.causes.get
     prompts = get("prefill", 0.0) + get("prefill_interference", 0.0)
     busy = 1.0 - get("no_work", 0.0)
-    return {
-        "few_clients": get("no_work", 0.0) + get("few_sequences", 0.0),
+    shares = {
+        "few_clients": get("few_sequences", 0.0),
         "kv_cache": get("kv_limit", 0.0),
         "seats": get("seat_limit", 0.0),
         "host": get("host_gap", 0.0),
@@ -81,10 +87,32 @@ def losses(causes: Mapping[str, float]) -> dict[str, float]:
         "speculation": get("speculation_waste", 0.0),
         "kernels": get("kernel_inefficiency", 0.0),
     }
+    held_back = _held_back(window, shares)
+    if held_back is not None:
+        booked = sum(shares[cause] for cause in _SMALL_BATCH)
+        decoding = get("decode", 0.0) + booked
+        kernels = shares["kernels"] * decoding / max(decoding + get("prefill", 0.0), 1e-9)
+        # Of the decodes' time, what they would not have taken in a batch that is full.
+        shared = (decoding + kernels) * _emptiness(window, held_back)
+        moved = min(kernels, max(0.0, shared - booked))
+        shares[held_back] += moved
+        shares["kernels"] -= moved
+    shares["few_clients"] += get("no_work", 0.0)
+    return shares
+
+
+def _held_back(window: Window, shares: Mapping[str, float]) -> str | None:
+    """Why no more sequences decode: as the accounts say, which look no further than the knee;
+    beyond it, that nobody else asks. None if others wait, but neither for a seat nor for blocks.
+    """
+    cause = max(_SMALL_BATCH, key=lambda cause: shares[cause])
+    if shares[cause] > 0.0:
+        return cause
+    return "few_clients" if window.waiting < 1.0 else None
 
 
 def _judge_accounts(window: Window) -> Verdict:
-    shares = losses(window.causes)
+    shares = losses(window)
     ranked = sorted(
         (cause for cause in shares if cause != "kernels"), key=lambda c: shares[c], reverse=True
     )
@@ -120,16 +148,27 @@ def _finding(window: Window, cause: str, share: float | None) -> Finding:
 
 def _gain(window: Window, cause: str, share: float | None) -> float | None:
     """By how much throughput would rise."""
-    if cause in ("few_clients", "kv_cache", "seats"):
-        goal = full_batch(window.curve)
-        if goal is None or window.decode_rows < 1.0:
-            return None if share is None else _without(share)
-        there = window.decode_rows + window.waiting
-        rows = float(goal) if cause == "few_clients" else min(float(goal), there)
-        idle = window.causes.get("no_work", 0.0) if cause == "few_clients" else 0.0
-        fuller = _rate(window.curve, rows) / _rate(window.curve, window.decode_rows)
-        return max(0.0, fuller / (1.0 - min(idle, 0.99)) - 1.0)
-    return None if share is None else _without(share)
+    fuller = _fuller(window, cause) if cause in _SMALL_BATCH else None
+    if fuller is None:
+        return None if share is None else _without(share)
+    idle = window.causes.get("no_work", 0.0) if cause == "few_clients" else 0.0
+    return max(0.0, fuller / (1.0 - min(idle, 0.99)) - 1.0)
+
+
+def _fuller(window: Window, cause: str) -> float | None:
+    """How many times as many tokens a second decodes yield in a full batch, or in one that has
+    all who wait, on the learnt curve; None where there is none."""
+    goal = full_batch(window.curve)
+    if goal is None or window.decode_rows < 1.0:
+        return None
+    there = window.decode_rows + window.waiting
+    rows = float(goal) if cause == "few_clients" else min(float(goal), there)
+    return _rate(window.curve, rows) / _rate(window.curve, window.decode_rows)
+
+
+def _emptiness(window: Window, cause: str) -> float:
+    """The share of the decodes' time that a full batch would save."""
+    return max(0.0, 1.0 - 1.0 / (_fuller(window, cause) or 1.0))
 
 
 def _without(share: float) -> float:
@@ -244,6 +283,14 @@ def _batch_line(window: Window) -> str:
     return f"{window.decode_rows:.1f} {who} decode at a time{knee}"
 
 
+def _full_line(window: Window, cause: str) -> str:
+    fuller = _fuller(window, cause)
+    if fuller is None or fuller < 1.05:
+        return ""
+    whose = "a full batch" if cause == "few_clients" else "a batch with those who wait"
+    return f"{whose} decodes {fuller:.1f} times as many tokens a second, by the learnt curve"
+
+
 def _queue_line(window: Window) -> str:
     return f"{window.running:.1f} requests run and {window.waiting:.1f} wait"
 
@@ -291,10 +338,21 @@ _LINES = {
     "few_clients": lambda w: (
         _share_line(w, "no_work", "few_sequences"),
         _batch_line(w),
+        _full_line(w, "few_clients"),
         _queue_line(w),
     ),
-    "kv_cache": lambda w: (_share_line(w, "kv_limit"), _cache_line(w), _queue_line(w)),
-    "seats": lambda w: (_share_line(w, "seat_limit"), _queue_line(w), _cache_line(w)),
+    "kv_cache": lambda w: (
+        _share_line(w, "kv_limit"),
+        _cache_line(w),
+        _full_line(w, "kv_cache"),
+        _queue_line(w),
+    ),
+    "seats": lambda w: (
+        _share_line(w, "seat_limit"),
+        _full_line(w, "seats"),
+        _queue_line(w),
+        _cache_line(w),
+    ),
     "host": lambda w: (_share_line(w, "host_gap"), _host_line(w)),
     "prompts": lambda w: (
         _share_line(w, "prefill", "prefill_interference"),

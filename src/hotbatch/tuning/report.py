@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,18 @@ def frontier(trials: Sequence[Trial]) -> list[Trial]:
     return best[::-1]
 
 
+def check_plot(path: Path) -> None:
+    """Whether a plot can be drawn there: known before minutes of measuring are.
+
+    Raises:
+        OptionError: matplotlib is not installed, or there is no such folder.
+    """
+    if find_spec("matplotlib") is None:
+        raise OptionError("--plot needs matplotlib: pip install 'hotbatch[bench]'.", param="--plot")
+    if not path.parent.is_dir():
+        raise OptionError(f"--plot: there is no folder {path.parent}.", param="--plot")
+
+
 def plot(
     trials: Sequence[Trial],
     finalists: Sequence[Finalist],
@@ -79,14 +92,11 @@ def plot(
     for the last one weighs more, so its figures are not to be compared with those of the others.
 
     Raises:
-        OptionError: matplotlib is not installed.
+        OptionError: see `check_plot`.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise OptionError(
-            "--plot needs matplotlib: pip install 'hotbatch[bench]'.", param="--plot"
-        ) from error
+    check_plot(path)
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

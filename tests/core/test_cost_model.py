@@ -198,6 +198,45 @@ def test_a_changed_machine_is_followed_within_some_steps(factor: float) -> None:
     assert sorted(errors[40:])[len(errors[40:]) // 2] < 0.10
 
 
+def gently_rising(step: StepFeatures) -> float:
+    """A machine on which the next row is cheap."""
+    rows = 0.003 + 0.00012 * step.num_tokens + 0.00004 * max(0, step.num_tokens - 16)
+    return rows + 1e-7 * step.context_tokens + 2e-9 * step.attended + 2e-5 * step.num_sampled
+
+
+@pytest.mark.parametrize(
+    ("slower", "steps"), [(3.0, 20), (3.0, 100), (3.0, 400), (1.5, 100), (0.4, 200)]
+)
+@pytest.mark.parametrize("number", [8, 32])
+def test_a_slow_moment_leaves_no_other_prices_behind(
+    number: int, slower: float, steps: int
+) -> None:
+    """What is seen while all steps take longer must not look dear, or cheap, beside the rest when
+    it is over: neither the next rows of a small batch, in the table, nor those of a large one."""
+    rng = random.Random(1)
+    model = CostModel()
+    base = StepFeatures(number, number, 250 * number, 250 * number, number)
+
+    def run(num_steps: int, factor: float) -> None:
+        for _ in range(num_steps):
+            drafts = rng.choice([0, 2, 4, 8, 16, 24])
+            step = base.plus(StepFeatures(drafts, 0, 0, 250 * drafts, drafts))
+            if rng.random() < 0.15:
+                step = step.plus_chunk(0, rng.choice([16, 40, 100, 200]))
+            noise = math.exp(rng.gauss(0.0, 0.03))
+            model.observe(step, factor * gently_rising(step) * noise)
+
+    run(600, 1.0)
+    run(steps, slower)
+    for _ in range(10):
+        run(10, 1.0)
+        for rows in (4, 16):
+            added = model.added_seconds(base, 250, rows, rows)[0] / model.predict(base)
+            more = base.plus(StepFeatures(rows, 0, 0, 250 * rows, rows))
+            real = gently_rising(more) / gently_rising(base) - 1.0
+            assert added == pytest.approx(real, rel=0.35)
+
+
 def test_chunks_are_not_forgotten_during_a_long_time_of_decodes() -> None:
     model = trained(layered)
     rng = random.Random(4)

@@ -19,7 +19,9 @@ the moment (`pace`): what steps of any kind took lately against what the coeffic
 follow more slowly.
 
 A step during which the machine did something else is an outlier: its excess is clipped. Many
-in a row are a changed machine, and the whole model is rescaled to it.
+in a row are a changed machine, and its pace is taken as that of the moment at once. The
+coefficients follow as they do otherwise: a machine that is slow for a second, and then what it
+was, must not leave other prices behind.
 
 Cost: about 20 microseconds an observation, less than one a prediction.
 """
@@ -252,22 +254,28 @@ class CostModel:
         if not (isfinite(seconds) and seconds > 0.0) or features.num_tokens < 1:
             return
         predicted = self.predict(features)
+        at_usual_pace = seconds
         if self._num_observed:
             self._note_error(features, predicted, seconds)
+            pace = self._pace.factor
             seconds = self._clipped(predicted, seconds)
             if self._num_observed >= _WARM_UP:
-                predicted /= self._pace.factor  # by the coefficients alone
                 if is_live:
-                    self._pace.note(seconds / (predicted * self._pace.factor))
+                    self._pace.note(seconds / (predicted * self._pace.factor / pace))
+                predicted /= pace  # by the coefficients and the table alone
+                least, most = predicted / _FIT_CLIP, predicted * _FIT_CLIP
+                at_usual_pace = min(max(seconds / self._pace.excess, least), most)
                 # At the measured pace, not the usual one: what a pace explains at once would
                 # never become a price, and the other kinds of steps would be taxed for it.
-                seconds = min(max(seconds, predicted / _FIT_CLIP), predicted * _FIT_CLIP)
+                seconds = min(max(seconds, least), most)
         believed = predicted if self._num_observed > _WARM_UP else seconds
         weight = 1.0 / max(believed, 0.25 * seconds, _LEAST)
         self._fit.update(_vector(features, weight), seconds * weight)
         self._hold_bounds()
         self._prices = _Prices.of_fit(self._fit.theta)
-        self._note_ratio(features, seconds)
+        # A tooth is what a size costs beside others. Those that happen to be seen while all are
+        # slow must not look dear for long after.
+        self._note_ratio(features, at_usual_pace)
         self._num_observed += 1
         self._num_mixed += not features.is_decode_only
 
@@ -293,7 +301,7 @@ class CostModel:
         self._streak_log += log(ratio)
         if abs(self._streak) < _REGIME:
             return predicted * (_CLIP if side > 0 else 1.0 / _CLIP)
-        self._fit.rescale(exp(self._streak_log / _REGIME))
+        self._pace.jump(exp(self._streak_log / _REGIME))
         self._streak, self._streak_log = 0, 0.0
         return seconds
 

@@ -92,11 +92,6 @@ class RecursiveLeastSquares:
                 self.theta[i] += u * value
             self.theta[j] += value
 
-    def rescale(self, factor: float) -> None:
-        """All of theta times `factor`, and less trust in it than before."""
-        self.theta = [value * factor for value in self.theta]
-        self._diagonal = [min(self._prior, 100.0 * value) for value in self._diagonal]
-
 
 class RecentQuantiles:
     """The last `size` values, kept sorted: adding and asking cost about a microsecond."""

@@ -16,6 +16,7 @@ from math import exp, log
 
 _RATE = 0.3  # of what a step was off, that the next is expected to be
 _MOST = 0.1  # of the logarithm, that one step can be off
+_USUAL = 0.1  # of the logarithm, that the factor strays on a quiet machine
 _RETURN = 0.999  # a step; what stays is the coefficients' to learn
 
 
@@ -27,6 +28,17 @@ class Pace:
     def __init__(self) -> None:
         self._log = 0.0
         self.factor = 1.0
+
+    @property
+    def excess(self) -> float:
+        """The factor without what it may well owe to the sizes of the last steps."""
+        beyond = max(abs(self._log) - _USUAL, 0.0)
+        return exp(beyond if self._log > 0.0 else -beyond)
+
+    def jump(self, ratio: float) -> None:
+        """Many steps in a row took about `ratio` times their predicted time: from now on."""
+        self._log += log(ratio)
+        self.factor = exp(self._log)
 
     def note(self, ratio: float) -> None:
         """A step took `ratio` times its predicted time, this factor included."""

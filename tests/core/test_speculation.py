@@ -234,6 +234,21 @@ def test_the_number_of_drafts_yields_the_most_tokens_per_second() -> None:
     assert market.best(chances, 1.0).number == max(range(len(rates)), key=rates.__getitem__)
 
 
+def test_what_a_large_batch_gains_counts_for_all_its_drafts_together() -> None:
+    """Of 64 decodes the first sixteen drafts gain less than the least that is asked for, though
+    every one of them pays."""
+    market = Market(machine(per_token=2e-4, fixed=0.006), step_of(64))
+    assert market.least_chance == pytest.approx(0.68, abs=0.05)
+    few, many = [0.97] * 16, [0.97] * 200
+    gain_of_few, gain_of_many = (
+        market.rate(chances) * market.seconds_a_token for chances in (few, many)
+    )
+    assert gain_of_few < 1.08 < gain_of_many
+    assert market.best(few, 1.0).number == 0
+    assert market.best(many, 1.0).number >= 60
+    assert market.best([0.72] * 200, 1.0).number == 0, "hardly more than their rows cost"
+
+
 def test_drafts_look_past_a_tooth_of_the_curve() -> None:
     """Rows come in tiles of four: the second row costs as much as the second to fifth."""
     model = CostModel()
@@ -470,6 +485,18 @@ def test_no_look_is_taken_while_no_match_can_be_long_enough() -> None:
     # On trial, a match of less than four tokens: 13 tokens later it could be of 16. Again it is
     # of less than four, so that it takes as long once more.
     assert asked == [14, 14 + 13, 14 + 26]
+
+
+@pytest.mark.parametrize(("num_expected", "most"), [(1, 32), (16, 32), (64, 8), (600, 1)])
+def test_of_many_requests_none_is_guessed_far_ahead(num_expected: int, most: int) -> None:
+    guesser = Guesser()
+    request = make_request("r", [*range(100, 160), *range(100, 110)], temperature=0.0)
+    request.num_computed = len(request.tokens) - 1
+    step = Step(512)
+    step.enter(request, (request.tokens[-1],))
+    (guess,) = guesser.guess_all(step, lambda _: 100, num_expected, 0.0, 0.0)
+    assert len(guess.tokens) == most
+    assert guess.tokens == list(range(110, 110 + most))
 
 
 def test_what_a_chance_needs_is_what_makes_it() -> None:

@@ -28,6 +28,7 @@ from hotbatch.core.speculation.suffix_index import KEYED, LEVELS
 from hotbatch.core.step import Step
 
 _DEEPEST = 32  # guesses for a request in a step
+_TOGETHER = 512  # for all of them: to sort and to learn from more takes longer than they earn
 _INDEXED_PER_STEP = 512  # tokens of all texts; a third of a millisecond
 _INDEXED_TOGETHER = (4, 16)  # tokens of an output, where few run and where many do
 _FEW = 4  # requests that may be looked up in every step
@@ -119,7 +120,9 @@ class Guesser:
         """
         guesses = []
         tracks = self._tracks
-        most = _DEEPEST if deepest is None else deepest
+        most = deepest
+        if most is None:
+            most = max(1, min(_DEEPEST, _TOGETHER // max(1, num_expected)))
         for place, (request, planned) in enumerate(zip(step.requests, step.planned, strict=True)):
             if planned.sample is None or len(planned.tokens) != 1 or not request.speculate:
                 continue

@@ -94,7 +94,9 @@ class Market:
         """
         earned = float(self.num_decodes)
         alone = self._alone + other_seconds
-        best, best_rate = 0, self._needed / self.seconds_a_token
+        # What is needed for any is asked of all together: of a large batch the first few gain less.
+        needed = self._needed / self.seconds_a_token
+        best, best_rate = 0, 1.0 / self.seconds_a_token
         chances = chances[: self._most]
         self.added_seconds(len(chances))
         added = self._added
@@ -105,7 +107,7 @@ class Market:
                 best, best_rate = number, rate
             elif number - best >= _PATIENCE:
                 break
-        return Bargain(best, best_rate)
+        return Bargain(best, best_rate) if best_rate > needed else Bargain(0, needed)
 
     def number_worth(self, chances: Sequence[float], latest: float) -> int:
         """How many drafts earn most beyond their own price, whatever else is in the step.

@@ -138,16 +138,32 @@ def test_a_tuned_profile_is_what_serve_runs_with() -> None:
     assert parts.options.max_num_seqs == 24
 
 
+def test_a_restart_serves_the_same_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured anew it may be another one by a hair, and answers would differ."""
+    choices = iter(("bf16", "int8"))
+    monkeypatch.setattr(
+        "hotbatch.executor.precision.choose_precision",
+        lambda *_: PrecisionChoice(precision := next(choices), {precision: 1.0}),
+    )
+    assemble(options(precision="int8"))  # the caller's own is nobody's choice
+    known = assemble(options(precision="auto")).known
+    assert known.key.precision == "bf16"
+    again = assemble(options(precision="auto"))
+    assert again.known.key.precision == "bf16"
+    assert "earlier start" in again.info.description
+    store_profile(known.key, replace(known.profile, made=known.profile.made - 2 * 24 * 3600.0))
+    assert assemble(options(precision="auto")).known.key.precision == "int8", "too old"
+    assert assemble(options(precision="auto")).known.key.precision == "int8"
+
+
 def test_the_precision_that_was_tuned_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is measured anew at each start, and may be another one by a hair."""
-    choices = iter(("bf16", "int8", "int8"))
+    choices = iter(("bf16", "int8"))
     monkeypatch.setattr(
         "hotbatch.executor.precision.choose_precision",
         lambda *_: PrecisionChoice(precision := next(choices), {precision: 1.0}),
     )
     known = assemble(options(precision="auto")).known
     assert known.key.precision == "bf16"
-    assert assemble(options(precision="auto")).known.key.precision == "int8", "nothing was tuned"
     store_profile(known.key, replace(known.profile, is_full=True))
     assert assemble(options(precision="auto")).known.key.precision == "bf16"
     assert assemble(options(precision="auto"), as_tuned=False).known.key.precision == "int8"

@@ -40,6 +40,7 @@ from hotbatch.profiled import (
     keep_ceiling,
     keep_steps,
     know,
+    last_chosen,
     last_tuned,
     primed_cost_model,
     profile_key,
@@ -248,7 +249,8 @@ def _executor(
 
 def _precision(options: EngineOptions, model: LoadedModel, as_tuned: bool) -> tuple[str, str]:
     """The weights' precision, and why where it was left to us: that for which `hotbatch tune`
-    measured last, else the fastest."""
+    measured last, else the one that an earlier start chose (answers differ by it, and a restart
+    must not change them because two are about as fast), else the fastest."""
     if options.precision != "auto":
         return options.precision, ""
     if options.device == "cuda":
@@ -266,6 +268,9 @@ def _precision(options: EngineOptions, model: LoadedModel, as_tuned: bool) -> tu
         tuned = last_tuned(keys)
         if tuned is not None:
             return tuned, "as it was tuned"
+        chosen = last_chosen(keys)
+        if chosen is not None:
+            return chosen, "chosen at an earlier start"
     choice = choose_precision(weights, options.threads or usable_cpus())
     return choice.precision, choice.reason
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,11 +67,17 @@ def profile_key(
 
 
 def know(options: EngineOptions, key: ProfileKey) -> Known:
-    """The stored profile, or a new one with a ceiling measured now, which is stored."""
+    """The stored profile, or a new one with a ceiling measured now, which is stored. Either way it
+    is noted if the precision was left to us, so that later starts choose the same."""
     profile = load_profile(key)
+    is_choice = options.precision == "auto"
     if profile is not None:
+        if is_choice and not profile.is_choice:
+            profile = dataclasses.replace(profile, is_choice=True)
+            store_profile(key, profile)
         return Known(key, profile, is_new=False)
-    profile = Profile(ceiling=measure_ceiling(options, key.precision), made=time.time())
+    ceiling = measure_ceiling(options, key.precision)
+    profile = Profile(ceiling=ceiling, made=time.time(), is_choice=is_choice)
     if store_profile(key, profile) is None:
         logger.warning("the profile cannot be kept in %s", key.path.parent)
     return Known(key, profile, is_new=True)
@@ -79,13 +85,22 @@ def know(options: EngineOptions, key: ProfileKey) -> Known:
 
 def last_tuned(keys: Sequence[ProfileKey]) -> str | None:
     """Of keys that differ in precision, that of the newest profile by `hotbatch tune`."""
-    full = [
+    return _newest(keys, lambda profile: profile.is_full)
+
+
+def last_chosen(keys: Sequence[ProfileKey]) -> str | None:
+    """Of keys that differ in precision, the one that was chosen last."""
+    return _newest(keys, lambda profile: profile.is_choice)
+
+
+def _newest(keys: Sequence[ProfileKey], is_meant: Callable[[Profile], bool]) -> str | None:
+    found = [
         (profile.made, key.precision)
         for key in keys
         for profile in [load_profile(key)]
-        if profile is not None and profile.is_full
+        if profile is not None and is_meant(profile)
     ]
-    return max(full)[1] if full else None
+    return max(found)[1] if found else None
 
 
 def keep_ceiling(known: Known, ceiling: Ceiling) -> None:

@@ -31,6 +31,15 @@ def test_the_fastest_is_chosen_and_the_reason_names_the_others(fastest: str) -> 
     assert ("one client" in choice.reason) == (fastest != "int4")
 
 
+def test_of_two_that_are_about_as_fast_a_stopwatch_does_not_choose() -> None:
+    for int4 in (0.95, 1.05):
+        times = {"int8": 1.0, "int4": int4, "bf16": 2.0}
+        choice = choose_precision([linear("Q4_1")], 1, times.__getitem__)
+        assert choice.precision == "int8"
+        assert f"int4 takes {int4:.2f} times as long" in choice.reason
+        assert ("about the fastest" in choice.reason) == (int4 < 1.0)
+
+
 @pytest.mark.parametrize("precision", ["int8", "int4", "bf16"])
 def test_the_stopwatch_runs_the_native_product(precision: str) -> None:
     weight = linear("Q4_1", outputs=96, inputs=64)

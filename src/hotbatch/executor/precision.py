@@ -6,6 +6,9 @@ counts as keeping it: bf16 always; int8 with activation scales for each group of
 perplexity, docs/performance.md); int4 only where the file holds 4-bit blocks, whose grid it
 keeps: rounding finer weights to 4 bits costs a model of this size half its worth.
 
+Of two that are about as fast, the one that comes first in `candidates` is taken: a stopwatch
+would choose another one at each start, and answers differ by it.
+
 One client alone is bound by memory, not by products, and would take the fewest bytes; the
 line at start says so where that is another precision.
 """
@@ -25,6 +28,7 @@ from hotbatch.models.weights import LinearWeight, RawTensor
 FULL_STEP_ROWS = 32
 _MAX_WEIGHTS = 1 << 21  # a larger matrix tells no more and takes longer to pack
 _REPEATS = 20
+_ABOUT = 1.1  # times as long is about as fast
 
 Measure = Callable[[str], float]
 """Seconds of one product at a precision."""
@@ -46,14 +50,17 @@ class PrecisionChoice:
             for name, seconds in sorted(self.seconds.items(), key=lambda item: item[1])
             if name != self.precision
         ]
-        text = f"chosen as fastest for {FULL_STEP_ROWS} rows here: {', '.join(others)}"
+        is_fastest = best <= min(self.seconds.values())
+        how = "as fastest" if is_fastest else "as about the fastest"
+        text = f"chosen {how} for {FULL_STEP_ROWS} rows here: {', '.join(others)}"
         if self.precision != "int4" and "int4" in self.seconds:
             text += "; --precision int4 is faster for one client"
         return text
 
 
 def candidates(weights: Sequence[LinearWeight]) -> tuple[str, ...]:
-    """The precisions that keep the quality of a model with these linear layers."""
+    """The precisions that keep the quality of a model with these linear layers; the first is taken
+    where several are about as fast."""
     parts = [part for weight in weights for part in weight.parts]
     if all(part.dtype in FOUR_BIT_FORMATS for part in parts):
         return ("int8", "int4", "bf16")
@@ -70,7 +77,8 @@ def choose_precision(
         return product_seconds(largest.parts[0], precision, threads)
 
     seconds = {name: (measure or product)(name) for name in candidates(weights)}
-    return PrecisionChoice(min(seconds, key=lambda name: seconds[name]), seconds)
+    enough = _ABOUT * min(seconds.values())
+    return PrecisionChoice(next(name for name in seconds if seconds[name] <= enough), seconds)
 
 
 def product_seconds(tensor: RawTensor, precision: str, threads: int) -> float:

@@ -63,6 +63,7 @@ class Profile:
         host_seconds: of the host per step of a middling batch, measured; 0 if not.
         settings: option names and values that `hotbatch tune` found best.
         tuned_for: the workload that they were found for.
+        is_choice: the precision was left to us, and this one was chosen.
     """
 
     ceiling: Ceiling
@@ -72,6 +73,7 @@ class Profile:
     host_seconds: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     tuned_for: str = ""
+    is_choice: bool = False
 
 
 def load_profile(key: ProfileKey, now: float | None = None) -> Profile | None:
@@ -123,6 +125,7 @@ def _profile_of(stored: Mapping[str, Any]) -> Profile:
         host_seconds=float(stored["host_seconds"]),
         settings=stored["settings"],
         tuned_for=str(stored["tuned_for"]),
+        is_choice=bool(stored.get("is_choice", False)),
     )
 
 

@@ -107,7 +107,7 @@ class Urgency:
         once half of its time is over: until then there may be room for both."""
         if not self._classes or now < self._next_raising:
             return
-        self._next_raising = now + _AGEING_INTERVAL
+        self._next_raising = now + min(_AGEING_INTERVAL, self._config.ageing or _AGEING_INTERVAL)
         queue = self._roster.queues[Rank.BATCH]
         running = takewhile(
             lambda request: request.rank == Rank.BATCH, reversed(self._roster.running)

@@ -25,12 +25,12 @@ def beside_a_late_one(
         ageing=None,
         **overrides,
     )
-    scheduler.add(make_request("busy", service_class=INTERACTIVE, max_tokens=9))
+    scheduler.add(make_request("busy", max_tokens=20))
+    run_step(scheduler)
     late = make_request("late", 8, max_tokens=2, targets=LatencyTargets(ttft=0.001))
     batch = make_request("batch", prompt, max_tokens=3, service_class=BATCH, targets=targets)
     scheduler.add(late)
     scheduler.add(batch)
-    run_step(scheduler)
     run_step(scheduler, now=1.0)
     assert (late.rank, batch.rank) == (Rank.LATE, Rank.BATCH)
     return scheduler, late, batch
@@ -85,13 +85,13 @@ def test_a_running_one_is_not_displaced_by_the_late() -> None:
     assert next(event.request_id for event in events) == "batch"
 
 
-def test_after_its_first_token_it_is_batch_work_again() -> None:
-    scheduler, _, batch = beside_a_late_one()
+def test_it_goes_on_before_them_to_its_end() -> None:
+    scheduler, late, batch = beside_a_late_one()
     now = 5.1
-    while batch.num_output == 0:
+    while batch.finish_reason is None:
         run_step(scheduler, now=now)
         now += 0.01
-    assert batch.rank == Rank.BATCH and batch.finish_reason is None
+    assert late.num_computed == 0 and batch.num_output == 3
 
 
 def test_when_it_cannot_be_kept_any_more_it_is_as_if_nothing_was_promised() -> None:

@@ -85,8 +85,8 @@ def test_a_deadline_bends_the_turns_by_the_tokens_of_a_step_at_most(
 ) -> None:
     scheduler = full_scheduler(cost_model=LinearCost(), max_num_seqs=1)
     scheduler.add(make_request("before", served, max_tokens=4, tenant="a"))
-    run_step(scheduler)
     scheduler.add(make_request("patient", 4, tenant="b", targets=targets))
+    run_step(scheduler)
     scheduler.add(make_request("urgent", 4, tenant="a", targets=promised(1.0)))
     order = [event.request_id for event in run_to_end(scheduler) if event.finish_reason]
     assert order[:2] == ["before", first]

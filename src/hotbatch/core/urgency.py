@@ -203,7 +203,7 @@ class Urgency:
     def note_first_token(self, request: Request) -> None:
         """Nobody waits for its prompt any more; and if that came late, what follows need not."""
         self._shares.late.chosen.pop(request, None)
-        if request.base_rank in (Rank.LATE, Rank.PROMISED):
+        if request.base_rank == Rank.LATE:
             service_class = request.service_class if self._classes else _SINGLE_CLASS
             request.base_rank = int(RANK_OF[service_class])
         if request.rank != request.base_rank:

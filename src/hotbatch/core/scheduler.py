@@ -110,7 +110,10 @@ class Scheduler:
         self._kv = KvCache(config, cost_model)
         seconds_for = prompt_seconds(cost_model, config.max_num_batched_tokens)
         self._roster = Roster(self._counters, leeway=config.max_num_batched_tokens)
-        self._shares = OwedShares(OwedShare(config.batch_share), OwedShare(config.late_share))
+        self._shares = OwedShares(
+            OwedShare(config.batch_share),
+            OwedShare(config.late_share, memory=config.max_num_batched_tokens),
+        )
         self._preemptor = Preemptor(self._roster, self._kv, policies, self._shares.chosen)
         light_tenants: LightTenants | None = None
         if policies.deadlines and self._counters is not None:

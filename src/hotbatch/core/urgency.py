@@ -24,7 +24,7 @@ _AGEING_INTERVAL = 0.5  # seconds between two looks at who has waited too long
 _OVERDUE = 3.0  # times its target that a late one waits before a share is kept for it
 _AMONG = 16  # of the late ones in the queue: those that are looked at for that
 _RETURNING = 20  # times the ageing after which a late one goes on that had lost its seat
-_AGE_SHARE = 0.02  # of all tokens: what the prompts of those that age has lifted may take
+_AGE_SHARE = 0.01  # of all tokens: what the prompts of those that age has lifted may take
 _PRESSING = 0.5  # of its time, after which batch work that was promised something is begun
 _UPCOMING = 24  # of those that wait, the next that are looked at for that
 _SINGLE_CLASS = ServiceClass.STANDARD  # everybody's, where classes are switched off
@@ -70,7 +70,7 @@ class Urgency:
         as a standard request.
 
         One newcomer at a time waits there, behind those that came before it was lifted, and their
-        prompts take a fiftieth of all tokens at most: a long queue of batch work must not become
+        prompts take a hundredth of all tokens at most: a long queue of batch work must not become
         a long queue of standard work by waiting, nor those that are late make others late.
 
         Args:

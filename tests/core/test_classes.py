@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from core_factories import (
+    LinearCost,
     full_scheduler,
     make_request,
     must_plan,
@@ -13,7 +14,14 @@ from core_factories import (
     sizes,
 )
 
-from hotbatch.core import FinishReason, Request, RequestState, Scheduler, ServiceClass
+from hotbatch.core import (
+    FinishReason,
+    LatencyTargets,
+    Request,
+    RequestState,
+    Scheduler,
+    ServiceClass,
+)
 from hotbatch.core.rank import Rank
 
 BATCH, STANDARD, INTERACTIVE = ServiceClass
@@ -258,6 +266,41 @@ def test_a_long_queue_of_batch_work_does_not_become_standard_work() -> None:
     for second in range(30):
         run_step(scheduler, now=float(second))
     assert sum(request.rank == Rank.STANDARD for request in requests) == 1
+
+
+def test_what_age_lifts_has_a_small_share_while_others_come() -> None:
+    scheduler = full_scheduler(max_num_seqs=2, ageing=1.0, num_blocks=64)
+    for index in range(200):
+        add(scheduler, f"old{index}", 8, service_class=BATCH, max_tokens=1)
+    counts = {"old": 0, "new": 0}
+    num_new = 0
+    for step in range(2500):
+        for index in range(4 - num_new):
+            add(scheduler, f"new{step}.{index}", 8, max_tokens=4, arrival=2.0 + step)
+            num_new += 1
+        plan, events = run_step(scheduler, now=2.0 + step)
+        for name, size in sizes(plan).items():
+            counts[name[:3]] += size
+        num_new -= sum("new" in name and e.finish_reason is not None for name, e in events.items())
+    share = counts["old"] / sum(counts.values())
+    assert 0.007 < share < 0.013
+
+
+def test_age_lifts_the_oldest_of_the_late_whatever_its_class() -> None:
+    scheduler = full_scheduler(
+        cost_model=LinearCost(),
+        max_num_seqs=1,
+        ageing=30.0,
+        late_share=0.0,
+        targets=dict.fromkeys((STANDARD, INTERACTIVE), LatencyTargets(ttft=0.1)),
+    )
+    add(scheduler, "busy", service_class=INTERACTIVE, max_tokens=50)
+    old = add(scheduler, "old", service_class=STANDARD, arrival=0.0)
+    newer = add(scheduler, "newer", service_class=INTERACTIVE, arrival=5.0)
+    run_step(scheduler, now=20.0)
+    assert old.rank == newer.rank == Rank.LATE
+    run_step(scheduler, now=36.0)
+    assert (old.rank, newer.rank) == (Rank.STANDARD, Rank.LATE)
 
 
 @pytest.mark.parametrize("seats", [1, 4])

@@ -19,6 +19,7 @@ from hotbatch.core import LatencyTargets, Request, Scheduler
 from hotbatch.core.cost_model import CostModel, StepFeatures
 from hotbatch.core.plan import PlannedRequest
 from hotbatch.core.policies import full_policies
+from hotbatch.core.rank import Rank
 from hotbatch.core.service_class import ServiceClass
 from hotbatch.core.speculation import EachAlone, Speculator
 from hotbatch.core.speculation.pricing import Market
@@ -209,15 +210,16 @@ def test_few_who_decode_beside_prompts_of_many_are_guessed_for() -> None:
 def test_a_step_lasts_as_many_times_as_long_as_it_yields_tokens(tokens: float) -> None:
     model = machine()
     decodes = [make_request(f"r{number}", 20) for number in range(10)]
+    decodes_by_rank = [decodes if rank == Rank.STANDARD else [] for rank in Rank]
     newcomer = make_request("prompt", 3000)
 
     def clock(tokens: float) -> StepClock:
         return StepClock(
-            model, [[], [], decodes, [], []], (), 1, [-inf] * 5, 0.0, tokens_a_decode=tokens
+            model, decodes_by_rank, (), 1, [-inf] * len(Rank), 0.0, tokens_a_decode=tokens
         )
 
     def seconds(clock: StepClock) -> float:
-        size = clock.tokens_for(2, 0, 3000, newcomer)
+        size = clock.tokens_for(Rank.STANDARD, 0, 3000, newcomer)
         return model.predict_p95(StepFeatures(10, 10, 200, 200, 10).plus_chunk(0, size))
 
     plain, longer = clock(1.0), clock(tokens)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hotbatch.core import LatencyTargets, Request, Scheduler, ServiceClass
 from hotbatch.core.fairness import VirtualTokenCounters
 from hotbatch.core.lateness import longest_of_the_late
+from hotbatch.core.owed_share import OwedShare
 from hotbatch.core.rank import Rank
 from hotbatch.core.step_time import sharing
 
@@ -207,6 +208,19 @@ def test_of_those_that_are_overdue_the_one_with_least_to_do_has_the_share() -> N
             r.request_id for r in scheduler._shares.late.chosen if r.request_id not in chosen
         ]
     assert chosen == ["short", "middle", "long"]
+
+
+def test_what_others_left_to_the_late_counts_for_a_while_and_is_forgotten_beyond_that() -> None:
+    share = OwedShare(0.02, memory=2000.0)
+    share.note(5000, 5000, has_work=True)  # all to themselves
+    share.note(99_000, 0, has_work=True)
+    assert not share.is_owed
+    share.note(1100, 0, has_work=True)
+    assert share.is_owed, "2,000 of the 5,000 tokens counted"
+    forgetful = OwedShare(0.02)
+    forgetful.note(5000, 5000, has_work=True)
+    forgetful.note(100, 0, has_work=True)
+    assert forgetful.is_owed
 
 
 def test_the_one_that_gets_the_late_share_can_be_cancelled() -> None:

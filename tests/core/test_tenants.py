@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
-from core_factories import full_scheduler, make_request, must_plan, run_step, run_to_end, sizes
+import random
 
-from hotbatch.core import InvalidRequestError, SchedulerConfig, ServiceClass
+import pytest
+from core_factories import (
+    LinearCost,
+    full_scheduler,
+    make_request,
+    must_plan,
+    run_step,
+    run_to_end,
+    sizes,
+)
+
+from hotbatch.core import InvalidRequestError, LatencyTargets, SchedulerConfig, ServiceClass
+from hotbatch.core.rank import Rank
 
 
 def test_the_tenant_that_was_served_least_is_seated_next() -> None:
@@ -57,6 +68,57 @@ def test_busy_tenants_get_service_by_weight_within_the_bound(
             assert abs(gap) <= bound, f"step {step}: {served}"
 
 
+def promised(seconds: float) -> LatencyTargets:
+    return LatencyTargets(ttft=seconds)
+
+
+@pytest.mark.parametrize(
+    ("served", "targets", "first"),
+    [
+        (20, promised(9.0), "urgent"),  # 28 weighted tokens ahead, of the 32 of a step
+        (40, promised(9.0), "patient"),  # too far ahead
+        (20, LatencyTargets(), "patient"),  # who named no deadline is passed for nobody's
+    ],
+)
+def test_a_deadline_bends_the_turns_by_the_tokens_of_a_step_at_most(
+    served: int, targets: LatencyTargets, first: str
+) -> None:
+    scheduler = full_scheduler(cost_model=LinearCost(), max_num_seqs=1)
+    scheduler.add(make_request("before", served, max_tokens=4, tenant="a"))
+    scheduler.add(make_request("patient", 4, tenant="b", targets=targets))
+    run_step(scheduler)
+    scheduler.add(make_request("urgent", 4, tenant="a", targets=promised(1.0)))
+    order = [event.request_id for event in run_to_end(scheduler) if event.finish_reason]
+    assert order[:2] == ["before", first]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_however_deadlines_bend_the_turns_service_stays_within_the_bound(seed: int) -> None:
+    """That of turns alone, and twice the tokens of a step."""
+    rng = random.Random(seed)
+    seats, prompt, output, most = 4, 8, 6, 16
+    scheduler = full_scheduler(
+        cost_model=LinearCost(), max_num_seqs=seats, max_num_batched_tokens=most, num_blocks=64
+    )
+    served = {"hurried": 0.0, "calm": 0.0}
+    low = high = 0.0
+    for step in range(400):
+        for tenant, seconds in (("hurried", 1e3), ("calm", 1e6)):
+            for count in range(3 if step % 4 == 0 else 0):
+                due = promised(seconds + rng.random())
+                name = f"{tenant}{step}.{count}"
+                scheduler.add(make_request(name, prompt, max_tokens=6, tenant=tenant, targets=due))
+        plan, events = run_step(scheduler)
+        for planned in plan.requests:
+            tenant = "hurried" if planned.request_id.startswith("hurried") else "calm"
+            served[tenant] += max(0, min(prompt, planned.context_len) - planned.start)
+            served[tenant] += 2.0 * (planned.request_id in events)
+        gap = served["hurried"] - served["calm"]
+        low, high = min(low, gap), max(high, gap)
+    assert high >= most, "deadlines did bend them"
+    assert high - low <= 2.0 * max(prompt, 2.0 * seats * output) + 2.0 * most
+
+
 def test_a_newcomer_is_not_owed_what_it_never_asked_for() -> None:
     scheduler = full_scheduler(max_num_seqs=1)
     for index in range(10):
@@ -89,7 +151,7 @@ def test_memory_follows_the_tenants_that_wait() -> None:
         scheduler.add(make_request(f"r{index}", 2, max_tokens=1, tenant=f"t{index}"))
         run_step(scheduler)
     assert scheduler._counters is not None
-    assert len(scheduler._counters[ServiceClass.STANDARD]) <= 1025
+    assert len(scheduler._counters[Rank.STANDARD]) <= 1025
     assert not scheduler._roster.queues[ServiceClass.STANDARD]._newcomers
 
 

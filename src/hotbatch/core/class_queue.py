@@ -3,7 +3,8 @@
 First come those who had one already and lost it, oldest first: they hold KV, or are owed a
 recomputation, and everybody behind them came later. Then the newcomers: of the tenants that
 have some, the one that was served least (virtual token counters), and its requests in the
-order of the policy's key. Who was lifted into the class because it had waited too long goes
+order of the policy's key; among tenants that were served nearly the same, the request that is due
+first. Who was lifted into the class because it had waited too long goes
 before all newcomers that came after that moment, whatever their tenant or key.
 
 Cost: logarithmic in the tenants and, as sorted lists are, a move of pointers in the requests.
@@ -19,16 +20,21 @@ from hotbatch.core.fairness import VirtualTokenCounters
 from hotbatch.core.request import Request, RequestState
 from hotbatch.core.waiting_queue import WaitingQueue
 
+_AMONG = 16  # tenants among whom the one that is due first is looked for
+
 
 class ClassQueue:
     """One class's queue.
 
     Args:
         counters: of the class's tenants; without them, everybody is one tenant.
+        leeway: how far a tenant's counter may be above the smallest for a request of it to go
+            first because it is due earlier.
     """
 
-    def __init__(self, counters: VirtualTokenCounters | None) -> None:
+    def __init__(self, counters: VirtualTokenCounters | None, leeway: float = 0.0) -> None:
         self._counters = counters
+        self._leeway = leeway
         self._returning = WaitingQueue()
         self._newcomers: dict[str, WaitingQueue] = {}  # by tenant; none is empty
         self._lifted = WaitingQueue()
@@ -106,6 +112,10 @@ class ClassQueue:
             heapreplace(heads, (served, queue[index + 1].order, index + 1, tenant))
         return result
 
+    def returning(self, count: int) -> list[Request]:
+        """The oldest of those that had a seat before, at most `count`."""
+        return self._returning.head(count)
+
     def oldest_returning(self) -> Request | None:
         return self._returning[0] if self._returning else None
 
@@ -113,6 +123,11 @@ class ClassQueue:
         """The one that has waited longest; linear in the tenants."""
         heads = (queue[0] for queue in self._newcomers.values())
         return min(heads, key=lambda request: request.arrival, default=None)
+
+    def newcomer_from(self, key: tuple[float, ...]) -> Request | None:
+        """The one that has waited longest of the first newcomers at this place or behind it."""
+        heads = (queue.first_from(key) for queue in self._newcomers.values())
+        return min(filter(None, heads), key=lambda request: request.arrival, default=None)
 
     def _special(self, request: Request) -> WaitingQueue | None:
         """The queue of those who do not stand in their tenant's."""
@@ -144,9 +159,10 @@ class ClassQueue:
         """Who is next among those that never had a seat, whoever else waits."""
         if not self._num_newcomers:
             return None
-        request = _first_free(self._newcomers[self._next_tenant()])
+        tenant = self._next_tenant()
+        request = _first_free(self._newcomers[tenant])
         if request is not None:
-            return request
+            return self._due_before(request, tenant)
         # Rare: all of that tenant's are siblings that wait for one that runs.
         counters = self._counters
         if counters is None:
@@ -156,6 +172,21 @@ class ClassQueue:
             if request is not None:
                 return request
         return None
+
+    def _due_before(self, first: Request, tenant: str) -> Request:
+        """Who goes instead of the first of the tenant whose turn it is: one that is due earlier, of
+        a tenant that was served little more. Whoever named no target of its own is passed by
+        nobody: it knows of no deadlines, and turns are all that it has."""
+        counters = self._counters
+        if counters is None or len(self._newcomers) < 2 or first.targets.ttft is None:
+            return first
+        most = counters.counter(tenant) + self._leeway
+        for other in counters.next_few(_AMONG):
+            if counters.counter(other) <= most:
+                request = _first_free(self._newcomers[other])
+                if request is not None and request.due < first.due:
+                    first = request
+        return first
 
     def _next_tenant(self) -> str:
         if self._counters is None:

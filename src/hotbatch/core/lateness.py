@@ -22,13 +22,14 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from hotbatch.core.cost_model import CostModel
-from hotbatch.core.rank import Rank
+from hotbatch.core.rank import Rank, late_key
 from hotbatch.core.request import Request
 from hotbatch.core.roster import Roster
 from hotbatch.core.step_time import sharing
 
 _PATIENCE = 3.0  # times a prompt's own time that it has in any case
 _OUTLOOK = 24  # of those that wait, the next that are looked at
+_REVIEWED = (Rank.INTERACTIVE, Rank.STANDARD, Rank.PROMISED)
 _TRUST = 0.1  # seconds for which a review holds at most: whose turn is next changes, too
 
 
@@ -93,7 +94,7 @@ class Lateness:
             return
         begin, spare = now, _TRUST
         self._sharing = sharing(self._model, decodes)
-        for rank in (Rank.INTERACTIVE, Rank.STANDARD):
+        for rank in _REVIEWED:
             running = prompts[rank]
             waiting = self._roster.queues[rank].upcoming(_OUTLOOK)
             if not running and not waiting:
@@ -103,20 +104,17 @@ class Lateness:
             spare = min(spare, least)
             if running and self.num_late > num_before:
                 prompts[rank] = [request for request in running if request.rank == rank]
-                prompts[Rank.LATE] += [request for request in running if request.rank != rank]
+                for request in running:
+                    if request.rank != rank:
+                        prompts[request.rank].append(request)
         # Time passes for all alike, so the next to be late is whoever has least to spare.
         self._holds_until = now + spare
         self._seen = self._comings_and_goings(prompts)
 
     def _comings_and_goings(self, prompts: list[list[Request]]) -> tuple[int, ...]:
-        interactive, standard = Rank.INTERACTIVE, Rank.STANDARD
         queues = self._roster.queues
-        return (
-            len(prompts[interactive]),
-            len(prompts[standard]),
-            queues[interactive].num_changes,
-            queues[standard].num_changes,
-        )
+        running = (len(prompts[rank]) for rank in _REVIEWED)
+        return (*running, *(queues[rank].num_changes for rank in _REVIEWED))
 
     def _review(self, candidates: list[Request], begin: float) -> tuple[float, float]:
         """Returns when the last one ends that is not late, and the least that any has to spare."""
@@ -143,8 +141,14 @@ class Lateness:
 
     def _step_back(self, request: Request) -> None:
         self.num_late += 1
+        if request.base_rank == Rank.PROMISED:
+            request.due = inf  # or it would be pressing again
+            request.account = (int(Rank.BATCH), request.tenant)
+            request.base_rank = int(Rank.BATCH)
+            self._roster.set_rank(request, Rank.BATCH)
+            return
         request.base_rank = int(Rank.LATE)
-        key = (-request.service_class, request.order)  # among the late: class, then age
+        key = late_key(request.service_class, request.order)
         self._roster.set_rank(request, Rank.LATE, key)
 
 

@@ -4,10 +4,11 @@ Two kinds stand there, each with a share of its own: the batch class, and reques
 late that their clients have waited several times what they were promised.
 
 A counter in tokens: it rises by the share of what is computed while some of them wait, and
-falls by what they get. Once it covers the next piece of one of them, that
-request competes above all classes for one step, and so gets a seat, blocks and tokens like
-anybody else. It is the same request until it ends, or is not late any more, and its blocks are
-the last that others take: otherwise each piece might be lost again before the next one. As a
+falls by what they get. Where others leave them much anyway, it falls below zero, to a bound, and
+for that long nothing is taken from anybody for them. Once it covers the next piece of one of
+them, that request competes above all classes for one step, and so gets a seat, blocks and tokens
+like anybody else. It is the same request until it ends, or is not late any more, and its blocks
+are the last that others take: otherwise each piece might be lost again before the next one. As a
 request that decodes can use one token a step, there are several of them where one cannot use
 what is owed.
 """
@@ -29,10 +30,13 @@ class OwedShare:
 
     Args:
         share: of all tokens, from 0 to 1.
+        memory: tokens that they got beyond their share and that count at most against what they
+            are owed later.
     """
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, memory: float = 0.0) -> None:
         self._share = share
+        self._memory = memory
         self._owed = 0.0  # tokens
         self.chosen: dict[Request, None] = {}  # a set in order
 
@@ -61,7 +65,7 @@ class OwedShare:
         """A step was planned: of its tokens, they had `num_had`."""
         owed = self._owed + self._share * num_tokens - num_had
         # Without work there is nothing to be owed; and a debt of long ago is not paid at once.
-        self._owed = min(max(owed, 0.0), 2.0 * _LARGEST_PIECE) if has_work else 0.0
+        self._owed = min(max(owed, -self._memory), 2.0 * _LARGEST_PIECE) if has_work else 0.0
 
 
 class OwedShares(NamedTuple):

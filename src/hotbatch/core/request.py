@@ -170,7 +170,7 @@ class Request:
         self.promised = targets  # its own targets, else those of its class; set on arrival
         self.due = inf  # when its next token is due, in seconds on the engine's clock
         self.is_lifted = False  # waits, and its age has lifted it into a higher class
-        self.account: tuple[int, str] = (0, "")  # (class, tenant) that pays for its tokens
+        self.account: tuple[int, str] = (0, "")  # (rank, tenant) that pays for its tokens
         self.max_output = 0  # params.max_tokens, or what the context leaves; set on arrival
         self.group: RequestGroup | None = None
 

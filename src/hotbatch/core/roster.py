@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from hotbatch.core.class_queue import ClassQueue
 from hotbatch.core.fairness import VirtualTokenCounters
-from hotbatch.core.rank import Rank, class_of_rank
+from hotbatch.core.rank import IN_TURN, Rank
 from hotbatch.core.request import Request, RequestEvent, RequestState
 
 
@@ -25,25 +25,26 @@ def seniority(request: Request) -> tuple[int, int]:
 def _counters_of(
     rank: Rank, counters: Sequence[VirtualTokenCounters] | None
 ) -> VirtualTokenCounters | None:
-    service_class = class_of_rank(rank)
-    return None if counters is None or service_class is None else counters[service_class]
+    return counters[rank] if counters is not None and rank in IN_TURN else None
 
 
 class Roster:
     """The live requests of a scheduler, by id, by seat and by queue.
 
     Args:
-        counters: of the tenants of each class, if they are to be served fairly.
+        counters: by rank, of its tenants, if they are to be served fairly.
+        leeway: by which deadlines may bend that, as in `ClassQueue`.
     """
 
     def __init__(
         self,
         counters: Sequence[VirtualTokenCounters] | None,
+        leeway: float = 0.0,
     ) -> None:
         self.by_id: dict[str, Request] = {}
         self.running: list[Request] = []
         self.paused: dict[Request, None] = {}  # a set in order; they stand in a queue as well
-        self.queues = [ClassQueue(_counters_of(rank, counters)) for rank in Rank]
+        self.queues = [ClassQueue(_counters_of(rank, counters), leeway) for rank in Rank]
         self.num_changes = 0  # of who has a seat, since the start
 
     def __len__(self) -> int:

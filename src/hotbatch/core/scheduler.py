@@ -64,7 +64,6 @@ from hotbatch.core.request import Request, RequestEvent, RequestState
 from hotbatch.core.request_check import check_request, max_output
 from hotbatch.core.roster import Roster
 from hotbatch.core.seating import Seating
-from hotbatch.core.service_class import ServiceClass
 from hotbatch.core.speculation import AheadBook, Drafter, EachAlone
 from hotbatch.core.stats import SchedulerStats
 from hotbatch.core.step import Step
@@ -107,11 +106,14 @@ class Scheduler:
         self._counters: list[VirtualTokenCounters] | None = None
         if policies.fairness:
             weights = config.tenant_weights
-            self._counters = [VirtualTokenCounters(weights) for _ in ServiceClass]
+            self._counters = [VirtualTokenCounters(weights) for _ in Rank]
         self._kv = KvCache(config, cost_model)
         seconds_for = prompt_seconds(cost_model, config.max_num_batched_tokens)
-        self._roster = Roster(self._counters)
-        self._shares = OwedShares(OwedShare(config.batch_share), OwedShare(config.late_share))
+        self._roster = Roster(self._counters, leeway=config.max_num_batched_tokens)
+        self._shares = OwedShares(
+            OwedShare(config.batch_share),
+            OwedShare(config.late_share, memory=config.max_num_batched_tokens),
+        )
         self._preemptor = Preemptor(self._roster, self._kv, policies, self._shares.chosen)
         light_tenants: LightTenants | None = None
         if policies.deadlines and self._counters is not None:
@@ -278,6 +280,7 @@ class Scheduler:
         self.idle_work.make_way()
         if self._urgency.lift_aged(self._next_order, now):
             self._next_order += 1
+        self._urgency.raise_pressing(now)
         owed = self._urgency.call_owed(now)
         self._preemptor.make_room(is_idle=not self._steps)
         if self._is_closed_mode:
@@ -348,8 +351,8 @@ class Scheduler:
         if self._drafter is not None:
             self._drafter.settle(plan, result)
         if counters is not None:
-            for (service_class, tenant), num_output in charges.items():
-                counters[service_class].charge(tenant, num_output=num_output)
+            for (rank, tenant), num_output in charges.items():
+                counters[rank].charge(tenant, num_output=num_output)
         return events
 
     def fail(self, plan: StepPlan, message: str) -> list[TokenEvent]:

@@ -148,9 +148,9 @@ class Seating:
             self.is_blocked = True
             return False
         if request.state is RequestState.WAITING and self._counters is not None:
-            service_class, tenant = request.account
+            rank, tenant = request.account
             num_prompt = len(request.tokens) - request.num_computed
-            self._counters[service_class].charge(tenant, num_prompt=num_prompt)
+            self._counters[rank].charge(tenant, num_prompt=num_prompt)
         self._take_seat(request)
         if request.group is not None:
             request.group.lead(request)

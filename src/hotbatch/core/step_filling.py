@@ -98,7 +98,7 @@ class StepFiller:
             most = sum(owed.values()) if rank == Rank.OWED else step.budget
             begun = len(step.planned)
             self._fill_rank(step, rank, decodes[rank], prompts[rank], num_lower, most, clock, now)
-            if rank in (Rank.OWED, Rank.LATE, Rank.BATCH):
+            if rank in (Rank.OWED, Rank.PROMISED, Rank.LATE, Rank.BATCH):
                 for request, planned in zip(
                     step.requests[begun:], step.planned[begun:], strict=True
                 ):
@@ -106,8 +106,11 @@ class StepFiller:
         if clock is not None:
             step.gap = clock.gap
         if self._policies.classes:
+            self._urgency.note_step(step.num_tokens)
             batch, late = self._shares
-            batch.note(step.num_tokens, num_had[Rank.BATCH], self._has_work(Rank.BATCH))
+            num_batch = num_had[Rank.BATCH] + num_had[Rank.PROMISED]
+            has_batch = self._has_work(Rank.BATCH) or self._has_work(Rank.PROMISED)
+            batch.note(step.num_tokens, num_batch, has_batch)
             late.note(step.num_tokens, num_had[Rank.LATE], self._has_work(Rank.LATE))
 
     def _clock(
@@ -333,8 +336,8 @@ class StepFiller:
         """What the tenant was served, coarsely: small leads do not overrule deadlines."""
         if self._counters is None:
             return 0.0
-        service_class, tenant = request.account
-        return self._counters[service_class].counter(tenant) // _LEAD
+        rank, tenant = request.account
+        return self._counters[rank].counter(tenant) // _LEAD
 
     def _is_light(self, request: Request) -> bool:
         return self._light_tenants is not None and self._light_tenants.is_light(request)

@@ -129,7 +129,7 @@ class StepClock:
         self.num_prompts = num_prompts
         self._tokens_a_decode = tokens_a_decode
         self.gap = inf
-        self._is_felt = any(decodes[Rank.LATE + 1 :])
+        self._is_felt = any(decodes[Rank.STANDARD :])
         num_decodes = context = 0
         due = tightest = inf
         for requests in decodes:

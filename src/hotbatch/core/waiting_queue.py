@@ -34,6 +34,11 @@ class WaitingQueue:
     def head(self, count: int) -> list[Request]:
         return self._requests[:count]
 
+    def first_from(self, key: tuple[float, ...]) -> Request | None:
+        """The first whose key is this one or a larger one."""
+        index = bisect_left(self._requests, key, key=_by_key)
+        return self._requests[index] if index < len(self._requests) else None
+
     def push(self, request: Request) -> None:
         insort(self._requests, request, key=_by_key)
 

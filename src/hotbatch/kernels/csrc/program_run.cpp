@@ -83,19 +83,19 @@ void Program::run_rows(const Op& op, const Batch& batch, int begin, int end,
       const Buffer& in = buffer(op.input);
       const NormArgs args{in.data, stride(in), vector(op.weight), op.eps,
                           &activations_[static_cast<size_t>(op.output)]};
-      for (int row = begin; row < end; ++row) table_->norm_row(args, row);
+      table_->norm_rows(args, begin, end);
       break;
     }
     case Kind::kConvert: {
       const Buffer& in = buffer(op.input);
       const ConvertArgs args{in.data, stride(in), &activations_[static_cast<size_t>(op.output)]};
-      for (int row = begin; row < end; ++row) table_->convert_row(args, row);
+      table_->convert_rows(args, begin, end);
       break;
     }
     case Kind::kSiluMul: {
       const Buffer& in = buffer(op.input);
       const SiluMulArgs args{in.data, stride(in), &activations_[static_cast<size_t>(op.output)]};
-      for (int row = begin; row < end; ++row) table_->silu_mul_row(args, row);
+      table_->silu_mul_rows(args, begin, end);
       break;
     }
     case Kind::kLinear: {

@@ -1,6 +1,7 @@
-// RMS norm of one row; see args.h.
+// RMS norm; see args.h.
 
-inline void norm_row(const NormArgs& args, int row) {
+// 1 / rms of a row.
+inline float norm_scale(const NormArgs& args, int row) {
   const float* x = args.input + row * args.input_stride;
   const int cols = args.output->cols;
   vf squares = zero();
@@ -9,8 +10,19 @@ inline void norm_row(const NormArgs& args, int row) {
     squares = fma(value, value, squares);
   }
   const float mean = sum(squares) / static_cast<float>(cols);
-  const vf scale = set1(1.0f / std::sqrt(mean + args.eps));
-  write_activation(*args.output, row, [&](int k) {
-    return load_columns(x + k, cols - k) * scale * load_columns(args.weight + k, cols - k);
-  });
+  return 1.0f / std::sqrt(mean + args.eps);
+}
+
+inline void norm_rows(const NormArgs& args, int begin, int end) {
+  constexpr int kTogether = 16;
+  const int cols = args.output->cols;
+  for (; begin < end; begin += kTogether) {
+    const int stop = std::min(end, begin + kTogether);
+    float scales[kTogether];
+    for (int row = begin; row < stop; ++row) scales[row - begin] = norm_scale(args, row);
+    write_rows(*args.output, begin, stop, 0, cols, [&](int row, int k) {
+      const vf x = load_columns(args.input + row * args.input_stride + k, cols - k);
+      return x * set1(scales[row - begin]) * load_columns(args.weight + k, cols - k);
+    });
+  }
 }

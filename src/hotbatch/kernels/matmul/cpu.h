@@ -110,9 +110,12 @@ struct FetchStream {
   int64_t bytes_per_step;  // may be 0
   int lines_per_step;      // at least 1
 
+  // To the second cache, or with kLocality 3 to the first.
+  template <int kLocality = 2>
   HB_INLINE void step() {
-    __builtin_prefetch(at, 0, 2);
-    for (int line = 1; line < lines_per_step; ++line) __builtin_prefetch(at + 64 * line, 0, 2);
+    __builtin_prefetch(at, 0, kLocality);
+    for (int line = 1; line < lines_per_step; ++line)
+      __builtin_prefetch(at + 64 * line, 0, kLocality);
     at += bytes_per_step;
   }
 };
@@ -124,28 +127,40 @@ struct TileFetch {
   FetchStream cache;
   const uint8_t* cache_end;
 
-  // For fetch_step_bytes of this panel's weights. Without kCache: of the panel alone.
-  template <bool kCache = true>
+  // For fetch_step_bytes of this panel's weights.
   HB_INLINE void step() {
     panel.step();
-    if constexpr (kCache) {
-      cache.step();
-      cache.at = std::min(cache.at, cache_end);
-    }
+    cache.step();
+    cache.at = std::min(cache.at, cache_end);
   }
 };
 
 // The same for the tiles of a panel, one after the other.
 class PanelFetch {
  public:
+  static constexpr int kMostNearTiles = 2;
+  static constexpr int kNearSteps = 4;  // quads to fetch_step_bytes
+
   PanelFetch(const LinearArgs& args, const uint8_t* next, int tiles)
       : here_(args.input->data), next_(next), ahead_(args.ahead) {
     const Precision precision = args.weight->precision;
     const int64_t bytes = args.weight->bytes_per_panel(), step = fetch_step_bytes(precision);
+    is_near_ = precision == Precision::kInt8 && next && !ahead_ && tiles <= kMostNearTiles;
     lines_ = static_cast<int>((step / 64 + tiles - 1) / tiles);
     end_ = next ? next + bytes : nullptr;
     tile_bytes_ = bytes / step * lines_ * 64;
   }
+
+  // Memory is what so few tiles wait for: then lines go straight to the first cache, and are asked
+  // for evenly, as many after each quad of a tile's weights.
+  bool is_near() const { return is_near_; }
+  FetchStream near_tile() {
+    const int lines = lines_ / kNearSteps;
+    const FetchStream stream{next_, 64 * lines, lines};
+    next_ += tile_bytes_;
+    return stream;
+  }
+  bool has_cache() const { return ahead_ != nullptr; }
 
   // For the next tile.
   TileFetch tile() {
@@ -174,12 +189,34 @@ class PanelFetch {
   int64_t tile_bytes_;
   FetchAhead* ahead_;
   int lines_;
+  bool is_near_;
 };
 
-// `count` tiles of R rows, one below the other. Without kCache no keys and values are fetched.
-template <int R, bool kCache>
+// One group's sums of R rows by a panel. `step` is called before every kStepQuads quads.
+template <int R, int kStepQuads, class Step>
+HB_INLINE void sum_group_int8(vi (&acc)[R][2], const uint8_t* w, const int8_t* x, int64_t stride,
+                              const int32_t* offsets, Step step) {
+  HB_UNROLL for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = iset1(offsets[r]);
+  HB_UNROLL for (int quad = 0; quad < kGroupInt8 / 4; ++quad) {
+    if (quad % kStepQuads == 0) step();
+    const vbytes left = held(load_bytes(w + quad * 128));
+    const vbytes right = held(load_bytes(w + quad * 128 + 64));
+    HB_UNROLL for (int r = 0; r < R; ++r) {
+      const int four = four_bytes(x + r * stride + quad * 4);
+      acc[r][0] = dot4(acc[r][0], left, four);
+      acc[r][1] = dot4(acc[r][1], right, four);
+    }
+  }
+}
+
+enum class TileFetches { kPanel, kNearPanel, kPanelAndCache };
+
+// `count` tiles of R rows, one below the other.
+template <int R, TileFetches kFetches>
 void tiles_int8_fetching(const LinearArgs& args, int panel, int row, int count,
                          PanelFetch& fetch) {
+  constexpr bool kNear = kFetches == TileFetches::kNearPanel;
+  constexpr bool kCache = kFetches == TileFetches::kPanelAndCache;
   const PackedLinear& weight = *args.weight;
   const Activation& input = *args.input;
   const int64_t stride = input.stride, scale_stride = input.scale_stride;
@@ -191,23 +228,22 @@ void tiles_int8_fetching(const LinearArgs& args, int panel, int row, int count,
     const int8_t* x = static_cast<const int8_t*>(input.data) + int64_t{row} * stride;
     const float* scales = input.scales + row;
     const int32_t* offsets = input.offsets + row;
-    TileFetch ahead = fetch.tile();
+    TileFetch ahead = kNear ? TileFetch{fetch.near_tile(), {}, nullptr} : fetch.tile();
+    const auto step = [&] {
+      if constexpr (kNear) {
+        ahead.panel.template step<3>();
+      } else if constexpr (kCache) {
+        ahead.step();
+      } else {
+        ahead.panel.step();
+      }
+    };
     prefetch_output<R>(args, panel, row);
     vf total[R][2];
     HB_UNROLL for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = zero();
     for (int g = 0; g < input.groups; ++g) {
       vi acc[R][2];
-      HB_UNROLL for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = iset1(offsets[r]);
-      HB_UNROLL for (int quad = 0; quad < kGroupInt8 / 4; ++quad) {
-        if (quad % 4 == 0) ahead.step<kCache>();
-        const vbytes left = held(load_bytes(w + quad * 128));
-        const vbytes right = held(load_bytes(w + quad * 128 + 64));
-        HB_UNROLL for (int r = 0; r < R; ++r) {
-          const int four = four_bytes(x + r * stride + quad * 4);
-          acc[r][0] = dot4(acc[r][0], left, four);
-          acc[r][1] = dot4(acc[r][1], right, four);
-        }
-      }
+      sum_group_int8<R, kNear ? 1 : PanelFetch::kNearSteps>(acc, w, x, stride, offsets, step);
       HB_UNROLL for (int r = 0; r < R; ++r) {
         const vf scale = set1(scales[r]);
         total[r][0] = fma(to_float(acc[r][0]), scale, total[r][0]);
@@ -230,10 +266,12 @@ void tiles_int8_fetching(const LinearArgs& args, int panel, int row, int count,
 
 template <int R>
 void tiles_int8(const LinearArgs& args, int panel, int row, int count, PanelFetch& fetch) {
-  if (args.ahead) {
-    tiles_int8_fetching<R, true>(args, panel, row, count, fetch);
+  if (fetch.is_near()) {
+    tiles_int8_fetching<R, TileFetches::kNearPanel>(args, panel, row, count, fetch);
+  } else if (fetch.has_cache()) {
+    tiles_int8_fetching<R, TileFetches::kPanelAndCache>(args, panel, row, count, fetch);
   } else {
-    tiles_int8_fetching<R, false>(args, panel, row, count, fetch);
+    tiles_int8_fetching<R, TileFetches::kPanel>(args, panel, row, count, fetch);
   }
 }
 

@@ -413,8 +413,9 @@ inline Tiles choose_tiles(Precision precision, int rows) {
   }
 }
 
-// Rows with which int8 weights are read as a plain stream.
-constexpr int kStreamingRows = 2;
+// Rows with which int8 weights are read as a plain stream. With two, fetched evenly, a step takes a
+// seventh less.
+constexpr int kStreamingRows = 1;
 
 // One panel of columns for the rows [row_begin, row_end). Tiles are made about equally high:
 // 8 rows go as 4 + 4, not as 6 + 2.
@@ -423,7 +424,7 @@ inline void linear(const LinearArgs& args, int panel, int row_begin, int row_end
   const int highest = tile_rows(precision);
   const int rows = row_end - row_begin;
   const int tiles = (rows + highest - 1) / highest;
-  // A few rows of int8 use weights as fast as they come, in order: fetching the rest of a run is
+  // One row of int8 uses weights as fast as they come, in order: fetching the rest of a run is
   // better left to the hardware, which cannot know only what follows the run.
   const bool streams = precision == Precision::kInt8 && rows <= kStreamingRows &&
                        args.next_panel == args.weight->panel(panel + 1);

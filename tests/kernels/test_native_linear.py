@@ -224,3 +224,37 @@ def test_gated_layer_equals_its_parts(isa: str, precision: str, width: int) -> N
     fused = LayerProgram(table, record_fused, isa=isa, threads=2)
     for rows in ([0], list(range(60)), [5, 4, 3]):
         np.testing.assert_array_equal(fused(rows), apart(rows))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_broken_row_breaks_no_other(isa: str, precision: str, fused: bool) -> None:
+    """Rows are quantised sixteen at a time where there are so many: what is not a number shows in
+    its own row, a row of zeros stays zero, and all others are what they are alone."""
+    rng = np.random.default_rng(11)
+    table = rng.standard_normal((40, 128)).astype(np.float32)
+    broken = {3: np.nan, 17: np.inf, 18: -np.inf}
+    for row, value in broken.items():
+        table[row, 70] = value
+    table[5] = 0.0
+    weight = raw_f32(rng.standard_normal((128, 128)))
+    down = raw_f32(rng.standard_normal((33, 64)))
+
+    def record(program, x):
+        x = program.convert(x, precision)
+        if not fused:
+            return program.linear(x, program.add_weight(precision, [weight], None), -1)
+        inner = program.gated_linear(
+            x, program.add_weight(precision, [weight], None, True), precision
+        )
+        return program.linear(inner, program.add_weight(precision, [down], None), -1)
+
+    program = LayerProgram(table, record, isa=isa)
+    together = program(list(range(40)))
+    for row in range(40):
+        if row in broken:
+            assert np.isnan(together[row]).all()
+        else:
+            np.testing.assert_array_equal(together[row], program([row])[0])
+    assert not together[5].any()

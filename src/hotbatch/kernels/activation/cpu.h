@@ -4,15 +4,14 @@
 // has a sigmoid of 0 or 1. The bound keeps the power finite; NaN passes it.
 inline vf silu_mul(vf gate, vf up) {
   const vf power = min(set1(126.0f), gate * set1(-1.44269504088896341f));
-  return gate / (set1(1.0f) + exp2(power)) * up;
+  return gate / (set1(1.0f) + exp2_near(power)) * up;
 }
 
-inline void silu_mul_row(const SiluMulArgs& args, int row) {
-  const float* gate = args.input + row * args.input_stride;
+inline void silu_mul_rows(const SiluMulArgs& args, int begin, int end) {
   const int cols = args.output->cols;
-  const float* up = gate + cols;
-  write_activation(*args.output, row, [&](int k) {
-    return silu_mul(load_columns(gate + k, cols - k), load_columns(up + k, cols - k));
+  write_rows(*args.output, begin, end, 0, cols, [&](int row, int k) {
+    const float* gate = args.input + row * args.input_stride + k;
+    return silu_mul(load_columns(gate, cols - k), load_columns(gate + cols, cols - k));
   });
 }
 
@@ -35,18 +34,16 @@ inline void gated_linear(const GatedArgs& args, int first, int row_begin, int ro
         prefetch_columns(*args.output, row, column_begin, column_end);
       linear(linear_args, panel, begin, end);
     }
-    for (int row = begin; row < end; ++row) {
-      const float* floats = args.scratch + (row - begin) * kStride;
-      write_columns(*args.output, row, column_begin, column_end, [&](int k) {
-        const float* pair = floats + 2 * (k - column_begin);
-        return silu_mul(load(pair), load(pair + kLanes));
-      });
-    }
+    write_rows(*args.output, begin, end, column_begin, column_end, [&](int row, int k) {
+      const float* pair = args.scratch + (row - begin) * kStride + 2 * (k - column_begin);
+      return silu_mul(load(pair), load(pair + kLanes));
+    });
   }
 }
 
-inline void convert_row(const ConvertArgs& args, int row) {
-  const float* x = args.input + row * args.input_stride;
+inline void convert_rows(const ConvertArgs& args, int begin, int end) {
   const int cols = args.output->cols;
-  write_activation(*args.output, row, [&](int k) { return load_columns(x + k, cols - k); });
+  write_rows(*args.output, begin, end, 0, cols, [&](int row, int k) {
+    return load_columns(args.input + row * args.input_stride + k, cols - k);
+  });
 }

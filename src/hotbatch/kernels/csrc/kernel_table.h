@@ -18,11 +18,11 @@ struct KernelTable {
   // matmul/
   void (*linear)(const LinearArgs&, int panel, int row_begin, int row_end);
   void (*pack_linear)(const PackArgs&, int panel);
-  // norm/, activation/, embedding/: one row each
-  void (*norm_row)(const NormArgs&, int row);
-  void (*silu_mul_row)(const SiluMulArgs&, int row);
+  // norm/, activation/: the rows [begin, end); embedding/: one row
+  void (*norm_rows)(const NormArgs&, int begin, int end);
+  void (*silu_mul_rows)(const SiluMulArgs&, int begin, int end);
   void (*gated_linear)(const GatedArgs&, int first_panel, int row_begin, int row_end);
-  void (*convert_row)(const ConvertArgs&, int row);
+  void (*convert_rows)(const ConvertArgs&, int begin, int end);
   void (*embed_row)(const EmbedArgs&, int row);
   // rotary/: one row of the step: q/k norm, rotation, write of k and v into the cache
   void (*rotary_store_row)(const RotaryArgs&, int row);

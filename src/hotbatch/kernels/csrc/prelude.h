@@ -14,3 +14,5 @@
 #include "csrc/kernel_table.h"
 
 #define HB_UNROLL _Pragma("GCC unroll 16")
+// For what must not become a call: numbers passed through memory then stay in registers.
+#define HB_INLINE __attribute__((always_inline)) inline

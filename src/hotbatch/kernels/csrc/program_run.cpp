@@ -83,19 +83,19 @@ void Program::run_rows(const Op& op, const Batch& batch, int begin, int end,
       const Buffer& in = buffer(op.input);
       const NormArgs args{in.data, stride(in), vector(op.weight), op.eps,
                           &activations_[static_cast<size_t>(op.output)]};
-      for (int row = begin; row < end; ++row) table_->norm_row(args, row);
+      table_->norm_rows(args, begin, end);
       break;
     }
     case Kind::kConvert: {
       const Buffer& in = buffer(op.input);
       const ConvertArgs args{in.data, stride(in), &activations_[static_cast<size_t>(op.output)]};
-      for (int row = begin; row < end; ++row) table_->convert_row(args, row);
+      table_->convert_rows(args, begin, end);
       break;
     }
     case Kind::kSiluMul: {
       const Buffer& in = buffer(op.input);
       const SiluMulArgs args{in.data, stride(in), &activations_[static_cast<size_t>(op.output)]};
-      for (int row = begin; row < end; ++row) table_->silu_mul_row(args, row);
+      table_->silu_mul_rows(args, begin, end);
       break;
     }
     case Kind::kLinear: {
@@ -316,7 +316,7 @@ FetchAhead Program::fetch_ahead(size_t begin, size_t end, int rows, int column_p
   return ahead;
 }
 
-// The blocks that attention reads in this step, each once; as many as the third cache may hold.
+// The blocks that attention finds filled in this step, each once; as many as the third cache may hold.
 void Program::list_context_blocks(const Batch& batch) {
   context_blocks_.clear();
   if (batch.rows < kLeastRowsToFetchAhead) return;
@@ -324,7 +324,10 @@ void Program::list_context_blocks(const Batch& batch) {
   block_seen_.assign(static_cast<size_t>(cache_blocks_), 0);
   for (int s = 0; s < batch.sequences; ++s) {
     const int32_t* table = batch.block_table + int64_t{s} * batch.max_blocks;
-    const int blocks = (batch.context_lens[s] + layout_.block_size - 1) / layout_.block_size;
+    // What this step writes itself is in the caches when attention reads it.
+    const int rows = batch.seq_starts[s + 1] - batch.seq_starts[s];
+    const int before = rows > 0 ? batch.positions[batch.seq_starts[s]] : batch.context_lens[s];
+    const int blocks = (before + layout_.block_size - 1) / layout_.block_size;
     for (int b = 0; b < blocks && context_blocks_.size() < most; ++b) {
       uint8_t& seen = block_seen_[static_cast<size_t>(table[b])];
       if (!seen) context_blocks_.push_back(table[b]);

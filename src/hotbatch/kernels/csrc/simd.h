@@ -416,6 +416,38 @@ inline void store_bf16_fast(uint16_t* p, vf a) {
   store_bf16(p, a);
 #endif
 }
+// Stores four vectors as store_s8 does, one behind the other. Returns sums of four of their numbers
+// a lane, in any order.
+inline vi store_s8(int8_t* p, vi a, vi b, vi c, vi d) {
+  const __m512i words = _mm512_packs_epi32(a.v, b.v), more = _mm512_packs_epi32(c.v, d.v);
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(words, more));
+  _mm512_storeu_si512(p, bytes);
+  return {_mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes)};
+}
+// Lane i of the result is all lanes of rows[i] combined, in the same order for each: less than half
+// the work of one row at a time.
+template <class Combine>
+inline __m512 reduce_rows(const __m512 (&rows)[16], Combine combine) {
+  __m512 fours[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m512 *r = rows + 4 * i;
+    const __m512d one = _mm512_castps_pd(
+        combine(_mm512_unpacklo_ps(r[0], r[1]), _mm512_unpackhi_ps(r[0], r[1])));
+    const __m512d two = _mm512_castps_pd(
+        combine(_mm512_unpacklo_ps(r[2], r[3]), _mm512_unpackhi_ps(r[2], r[3])));
+    fours[i] = combine(_mm512_castpd_ps(_mm512_unpacklo_pd(one, two)),
+                       _mm512_castpd_ps(_mm512_unpackhi_pd(one, two)));
+  }
+  __m512 eights[2];
+  for (int i = 0; i < 2; ++i) {
+    const __m512 x = fours[2 * i], y = fours[2 * i + 1];
+    eights[i] = combine(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+  }
+  return combine(_mm512_shuffle_f32x4(eights[0], eights[1], 0x88),
+                 _mm512_shuffle_f32x4(eights[0], eights[1], 0xdd));
+}
+
 // Every 32-bit word of `a` and `keep`.
 inline vbytes and_words(vbytes a, uint32_t keep) {
   return _mm512_and_si512(a, _mm512_set1_epi32(static_cast<int>(keep)));
@@ -544,9 +576,9 @@ inline float first_lane(vf x) {
 #endif
 }
 
-// 2^x to about 2 units in the last place, for x <= 1; below -126.5 the result is exactly 0, and
-// NaN stays NaN. Polynomial of Cephes' exp2f.
-inline vf exp2(vf x) {
+// 2^x to about 2 units in the last place, for x <= 126; far below -126 the result is next to
+// nothing. NaN stays NaN. Polynomial of Cephes' exp2f.
+inline vf exp2_near(vf x) {
 #if defined(__AVX512F__)
   const vf n = {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
   const vf r = x - n;
@@ -563,11 +595,20 @@ inline vf exp2(vf x) {
   p = fma(p, r, set1(6.931472028550421e-1f));
   p = fma(p, r, set1(1.0f));
 #if defined(__AVX512F__)
-  // Scaling reaches down to denormals; cut where the other paths do.
-  const __mmask16 enough = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-126.5f), _CMP_NLT_UQ);
-  return {_mm512_maskz_scalef_ps(enough, p.v, n.v)};
+  return {_mm512_scalef_ps(p.v, n.v)};
 #else
   return p * exp2_int(n);
+#endif
+}
+
+// The same, but that below -126.5 the result is exactly 0.
+inline vf exp2(vf x) {
+#if defined(__AVX512F__)
+  // Scaling reaches down to denormals; cut where the other paths do.
+  const __mmask16 enough = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-126.5f), _CMP_NLT_UQ);
+  return {_mm512_maskz_mov_ps(enough, exp2_near(x).v)};
+#else
+  return exp2_near(x);
 #endif
 }
 

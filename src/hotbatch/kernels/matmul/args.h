@@ -117,14 +117,13 @@ struct alignas(64) FetchAhead {
   const uint8_t* end = nullptr;
   int lines_per_step = 0;
 
-  void step() {
-    if (at >= end) {
-      if (blocks == blocks_end) return;
-      at = base + block_bytes * *blocks++;
-      end = at + block_bytes;
-    }
-    for (int line = 0; line < lines_per_step; ++line) __builtin_prefetch(at + 64 * line, 0, 2);
-    at += 64 * lines_per_step;
+  // Goes on to the next block where this one is done. False: there is none.
+  bool begin() {
+    if (at + 64 < end) return true;
+    if (blocks == blocks_end) return false;
+    at = base + block_bytes * *blocks++;
+    end = at + block_bytes;
+    return true;
   }
 };
 

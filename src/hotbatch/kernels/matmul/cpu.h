@@ -52,12 +52,21 @@ inline void finish_row(const LinearArgs& args, int panel, int row, vf left, vf r
   store_columns(args.output + at + kLanes, count - kLanes, right);
 }
 
+// A tile whose columns have a bias, or are not all there. Out of line, and on a copy: the sums of
+// all other tiles then stay in registers.
+template <int R>
+__attribute__((noinline)) void finish_rows_checked(const LinearArgs& args, int panel, int row,
+                                                   const vf (&sums)[R][2]) {
+  HB_UNROLL for (int r = 0; r < R; ++r) finish_row(args, panel, row + r, sums[r][0], sums[r][1]);
+}
+
 // The same for a tile, without the questions that a whole panel without bias answers once.
 template <int R>
-inline void finish_rows(const LinearArgs& args, int panel, int row, const vf (&sums)[R][2]) {
+HB_INLINE void finish_rows(const LinearArgs& args, int panel, int row, const vf (&sums)[R][2]) {
   if (args.weight->bias || args.weight->outputs < (panel + 1) * kPanel) {
-    HB_UNROLL for (int r = 0; r < R; ++r)
-      finish_row(args, panel, row + r, sums[r][0], sums[r][1]);
+    vf copy[R][2];
+    HB_UNROLL for (int r = 0; r < R; ++r) copy[r][0] = sums[r][0], copy[r][1] = sums[r][1];
+    finish_rows_checked<R>(args, panel, row, copy);
     return;
   }
   const int64_t stride = args.output_stride;
@@ -80,7 +89,7 @@ inline void finish_rows(const LinearArgs& args, int panel, int row, const vf (&s
 // Asks for the lines that finish_rows will write: a store that waits for its line holds up all
 // stores behind it, and those of the next tile.
 template <int R>
-inline void prefetch_output(const LinearArgs& args, int panel, int row) {
+HB_INLINE void prefetch_output(const LinearArgs& args, int panel, int row) {
   const float* out = args.output + row * args.output_stride + panel * kPanel;
   HB_UNROLL for (int r = 0; r < R; ++r) {
     __builtin_prefetch(out + r * args.output_stride, 1, 3);
@@ -94,70 +103,180 @@ inline int four_bytes(const int8_t* p) {
   return value;
 }
 
-// Fetches the panel that comes next, a part of it in each tile of this one, so that weights
-// arrive from memory while others are computed with.
-struct PanelPrefetch {
-  const uint8_t* next;  // null: nothing to fetch
-  int lines_per_step;
-  FetchAhead* ahead;
+// Lines that are asked for a few at a time while a tile computes: a core with too many on their way
+// forgets what it is asked for. Nothing to fetch is a stream that stands still.
+struct FetchStream {
+  const uint8_t* at;
+  int64_t bytes_per_step;  // may be 0
+  int lines_per_step;      // at least 1
 
-  // For fetch_step_bytes of this panel's weights: a few lines at a time, as a core with too many
-  // on their way forgets what it is asked for.
-  void step() {
-    if (ahead) ahead->step();
-    if (!next) return;
-    for (int line = 0; line < lines_per_step; ++line) __builtin_prefetch(next + 64 * line, 0, 2);
-    next += 64 * lines_per_step;
+  // To the second cache, or with kLocality 3 to the first.
+  template <int kLocality = 2>
+  HB_INLINE void step() {
+    __builtin_prefetch(at, 0, kLocality);
+    for (int line = 1; line < lines_per_step; ++line)
+      __builtin_prefetch(at + 64 * line, 0, kLocality);
+    at += bytes_per_step;
   }
 };
 
-template <int R>
-void tile_int8(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) {
+// What one tile fetches for later, so that it arrives from memory while this one computes: a part
+// of the panel that comes next, and of the keys and values that the next attention will read.
+struct TileFetch {
+  FetchStream panel;
+  FetchStream cache;
+  const uint8_t* cache_end;
+
+  // For fetch_step_bytes of this panel's weights.
+  HB_INLINE void step() {
+    panel.step();
+    cache.step();
+    cache.at = std::min(cache.at, cache_end);
+  }
+};
+
+// The same for the tiles of a panel, one after the other.
+class PanelFetch {
+ public:
+  static constexpr int kMostNearTiles = 2;
+  static constexpr int kNearSteps = 4;  // quads to fetch_step_bytes
+
+  PanelFetch(const LinearArgs& args, const uint8_t* next, int tiles)
+      : here_(args.input->data), next_(next), ahead_(args.ahead) {
+    const Precision precision = args.weight->precision;
+    const int64_t bytes = args.weight->bytes_per_panel(), step = fetch_step_bytes(precision);
+    is_near_ = precision == Precision::kInt8 && next && !ahead_ && tiles <= kMostNearTiles;
+    lines_ = static_cast<int>((step / 64 + tiles - 1) / tiles);
+    end_ = next ? next + bytes : nullptr;
+    tile_bytes_ = bytes / step * lines_ * 64;
+  }
+
+  // Memory is what so few tiles wait for: then lines go straight to the first cache, and are asked
+  // for evenly, as many after each quad of a tile's weights.
+  bool is_near() const { return is_near_; }
+  FetchStream near_tile() {
+    const int lines = lines_ / kNearSteps;
+    const FetchStream stream{next_, 64 * lines, lines};
+    next_ += tile_bytes_;
+    return stream;
+  }
+  bool has_cache() const { return ahead_ != nullptr; }
+
+  // For the next tile.
+  TileFetch tile() {
+    const auto* here = static_cast<const uint8_t*>(here_);
+    TileFetch fetch{{here, 0, 1}, {here, 0, 1}, here};
+    if (next_ < end_) {
+      fetch.panel = {next_, 64 * lines_, lines_};
+      next_ += tile_bytes_;
+    }
+    if (ahead_ && ahead_->begin()) {
+      const int64_t bytes = 64 * ahead_->lines_per_step;
+      fetch.cache = {ahead_->at, bytes, ahead_->lines_per_step};
+      fetch.cache_end = ahead_->end - 64;
+    }
+    return fetch;
+  }
+  // After it, with how far it came.
+  void keep(const TileFetch& fetch) {
+    if (fetch.cache.bytes_per_step > 0) ahead_->at = fetch.cache.at;
+  }
+
+ private:
+  const void* here_;
+  const uint8_t* next_;
+  const uint8_t* end_;
+  int64_t tile_bytes_;
+  FetchAhead* ahead_;
+  int lines_;
+  bool is_near_;
+};
+
+// One group's sums of R rows by a panel. `step` is called before every kStepQuads quads.
+template <int R, int kStepQuads, class Step>
+HB_INLINE void sum_group_int8(vi (&acc)[R][2], const uint8_t* w, const int8_t* x, int64_t stride,
+                              const int32_t* offsets, Step step) {
+  HB_UNROLL for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = iset1(offsets[r]);
+  HB_UNROLL for (int quad = 0; quad < kGroupInt8 / 4; ++quad) {
+    if (quad % kStepQuads == 0) step();
+    const vbytes left = held(load_bytes(w + quad * 128));
+    const vbytes right = held(load_bytes(w + quad * 128 + 64));
+    HB_UNROLL for (int r = 0; r < R; ++r) {
+      const int four = four_bytes(x + r * stride + quad * 4);
+      acc[r][0] = dot4(acc[r][0], left, four);
+      acc[r][1] = dot4(acc[r][1], right, four);
+    }
+  }
+}
+
+enum class TileFetches { kPanel, kNearPanel, kPanelAndCache };
+
+// `count` tiles of R rows, one below the other.
+template <int R, TileFetches kFetches>
+void tiles_int8_fetching(const LinearArgs& args, int panel, int row, int count,
+                         PanelFetch& fetch) {
+  constexpr bool kNear = kFetches == TileFetches::kNearPanel;
+  constexpr bool kCache = kFetches == TileFetches::kPanelAndCache;
   const PackedLinear& weight = *args.weight;
   const Activation& input = *args.input;
-  const uint8_t* w = weight.data + panel * weight.bytes_per_panel();
-  const int8_t* x = static_cast<const int8_t*>(input.data) + int64_t{row} * input.stride;
-  const float* scales = input.scales + row;
-  const int32_t* offsets = input.offsets + row;
-  const int64_t stride = input.stride;
-  const int groups = input.groups;
-  prefetch_output<R>(args, panel, row);
-  vf total[R][2];
-  HB_UNROLL for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = zero();
-  for (int g = 0; g < groups; ++g) {
-    vi acc[R][2];
-    HB_UNROLL for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = iset1(offsets[r]);
-    HB_UNROLL for (int quad = 0; quad < kGroupInt8 / 4; ++quad) {
-      if (quad % 4 == 0) ahead.step();
-      const vbytes left = load_bytes(w + quad * 128);
-      const vbytes right = load_bytes(w + quad * 128 + 64);
-      HB_UNROLL for (int r = 0; r < R; ++r) {
-        const int four = four_bytes(x + r * stride + quad * 4);
-        acc[r][0] = dot4(acc[r][0], left, four);
-        acc[r][1] = dot4(acc[r][1], right, four);
+  const int64_t stride = input.stride, scale_stride = input.scale_stride;
+  const uint8_t* const panel_begin =
+      weight.data + panel * panel_bytes(Precision::kInt8, weight.inputs);
+  const float* column_scales = weight.scales + panel * kPanel;
+  for (int tile = 0; tile < count; ++tile, row += R) {
+    const uint8_t* w = panel_begin;
+    const int8_t* x = static_cast<const int8_t*>(input.data) + int64_t{row} * stride;
+    const float* scales = input.scales + row;
+    const int32_t* offsets = input.offsets + row;
+    TileFetch ahead = kNear ? TileFetch{fetch.near_tile(), {}, nullptr} : fetch.tile();
+    const auto step = [&] {
+      if constexpr (kNear) {
+        ahead.panel.template step<3>();
+      } else if constexpr (kCache) {
+        ahead.step();
+      } else {
+        ahead.panel.step();
       }
+    };
+    prefetch_output<R>(args, panel, row);
+    vf total[R][2];
+    HB_UNROLL for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = zero();
+    for (int g = 0; g < input.groups; ++g) {
+      vi acc[R][2];
+      sum_group_int8<R, kNear ? 1 : PanelFetch::kNearSteps>(acc, w, x, stride, offsets, step);
+      HB_UNROLL for (int r = 0; r < R; ++r) {
+        const vf scale = set1(scales[r]);
+        total[r][0] = fma(to_float(acc[r][0]), scale, total[r][0]);
+        total[r][1] = fma(to_float(acc[r][1]), scale, total[r][1]);
+      }
+      w += kGroupInt8 * kPanel;
+      x += kGroupInt8;
+      scales += scale_stride;
+      offsets += scale_stride;
     }
+    const vf left_scale = load(column_scales), right_scale = load(column_scales + kLanes);
     HB_UNROLL for (int r = 0; r < R; ++r) {
-      const vf scale = set1(scales[r]);
-      total[r][0] = fma(to_float(acc[r][0]), scale, total[r][0]);
-      total[r][1] = fma(to_float(acc[r][1]), scale, total[r][1]);
+      total[r][0] = total[r][0] * left_scale;
+      total[r][1] = total[r][1] * right_scale;
     }
-    w += kGroupInt8 * kPanel;
-    x += kGroupInt8;
-    scales += input.scale_stride;
-    offsets += input.scale_stride;
+    finish_rows<R>(args, panel, row, total);
+    if constexpr (kCache) fetch.keep(ahead);
   }
-  const vf left_scale = load(weight.scales + panel * kPanel);
-  const vf right_scale = load(weight.scales + panel * kPanel + kLanes);
-  HB_UNROLL for (int r = 0; r < R; ++r) {
-    total[r][0] = total[r][0] * left_scale;
-    total[r][1] = total[r][1] * right_scale;
-  }
-  finish_rows<R>(args, panel, row, total);
 }
 
 template <int R>
-void tile_int4(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) {
+void tiles_int8(const LinearArgs& args, int panel, int row, int count, PanelFetch& fetch) {
+  if (fetch.is_near()) {
+    tiles_int8_fetching<R, TileFetches::kNearPanel>(args, panel, row, count, fetch);
+  } else if (fetch.has_cache()) {
+    tiles_int8_fetching<R, TileFetches::kPanelAndCache>(args, panel, row, count, fetch);
+  } else {
+    tiles_int8_fetching<R, TileFetches::kPanel>(args, panel, row, count, fetch);
+  }
+}
+
+template <int R>
+HB_INLINE void tile_int4(const LinearArgs& args, int panel, int row, TileFetch& ahead) {
   const PackedLinear& weight = *args.weight;
   const Activation& input = *args.input;
   const uint8_t* w = weight.data + panel * weight.bytes_per_panel();
@@ -207,7 +326,7 @@ void tile_int4(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) 
 }
 
 template <int R>
-void tile_bf16(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) {
+HB_INLINE void tile_bf16(const LinearArgs& args, int panel, int row, TileFetch& ahead) {
   const PackedLinear& weight = *args.weight;
   const Activation& input = *args.input;
   const uint8_t* w = weight.data + panel * weight.bytes_per_panel();
@@ -231,7 +350,7 @@ void tile_bf16(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) 
 }
 
 template <int R>
-void tile_f32(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) {
+HB_INLINE void tile_f32(const LinearArgs& args, int panel, int row, TileFetch& ahead) {
   const PackedLinear& weight = *args.weight;
   const Activation& input = *args.input;
   const auto* w = reinterpret_cast<const float*>(weight.data + panel * weight.bytes_per_panel());
@@ -252,25 +371,39 @@ void tile_f32(const LinearArgs& args, int panel, int row, PanelPrefetch ahead) {
   finish_rows<R>(args, panel, row, acc);
 }
 
-using Tile = void (*)(const LinearArgs&, int panel, int row, PanelPrefetch);
+#define HB_TILES(name)                                                                        \
+  template <int R>                                                                            \
+  void tiles_##name(const LinearArgs& args, int panel, int row, int count, PanelFetch& fetch) { \
+    for (int tile = 0; tile < count; ++tile, row += R) {                                      \
+      TileFetch ahead = fetch.tile();                                                         \
+      tile_##name<R>(args, panel, row, ahead);                                                \
+      fetch.keep(ahead);                                                                      \
+    }                                                                                         \
+  }
+HB_TILES(int4)
+HB_TILES(bf16)
+HB_TILES(f32)
+#undef HB_TILES
 
-inline Tile choose_tile(Precision precision, int rows) {
+using Tiles = void (*)(const LinearArgs&, int panel, int row, int count, PanelFetch&);
+
+inline Tiles choose_tiles(Precision precision, int rows) {
 #if defined(__AVX512F__)
-  static constexpr Tile int8[] = {tile_int8<1>, tile_int8<2>, tile_int8<3>, tile_int8<4>,
-                                  tile_int8<5>, tile_int8<6>};
-  static constexpr Tile int4[] = {tile_int4<1>, tile_int4<2>, tile_int4<3>,
-                                  tile_int4<4>, tile_int4<5>, tile_int4<6>};
-  static constexpr Tile bf16[] = {
-      tile_bf16<1>, tile_bf16<2>, tile_bf16<3>, tile_bf16<4>,  tile_bf16<5>,  tile_bf16<6>,
-      tile_bf16<7>, tile_bf16<8>, tile_bf16<9>, tile_bf16<10>, tile_bf16<11>, tile_bf16<12>};
-  static constexpr Tile f32[] = {
-      tile_f32<1>, tile_f32<2>, tile_f32<3>, tile_f32<4>,  tile_f32<5>,  tile_f32<6>,
-      tile_f32<7>, tile_f32<8>, tile_f32<9>, tile_f32<10>, tile_f32<11>, tile_f32<12>};
+  static constexpr Tiles int8[] = {tiles_int8<1>, tiles_int8<2>, tiles_int8<3>, tiles_int8<4>,
+                                  tiles_int8<5>, tiles_int8<6>};
+  static constexpr Tiles int4[] = {tiles_int4<1>, tiles_int4<2>, tiles_int4<3>,
+                                  tiles_int4<4>, tiles_int4<5>, tiles_int4<6>};
+  static constexpr Tiles bf16[] = {
+      tiles_bf16<1>, tiles_bf16<2>, tiles_bf16<3>, tiles_bf16<4>,  tiles_bf16<5>,  tiles_bf16<6>,
+      tiles_bf16<7>, tiles_bf16<8>, tiles_bf16<9>, tiles_bf16<10>, tiles_bf16<11>, tiles_bf16<12>};
+  static constexpr Tiles f32[] = {
+      tiles_f32<1>, tiles_f32<2>, tiles_f32<3>, tiles_f32<4>,  tiles_f32<5>,  tiles_f32<6>,
+      tiles_f32<7>, tiles_f32<8>, tiles_f32<9>, tiles_f32<10>, tiles_f32<11>, tiles_f32<12>};
 #else
-  static constexpr Tile int8[] = {tile_int8<1>, tile_int8<2>};
-  static constexpr Tile int4[] = {tile_int4<1>, tile_int4<2>};
-  static constexpr Tile bf16[] = {tile_bf16<1>, tile_bf16<2>, tile_bf16<3>};
-  static constexpr Tile f32[] = {tile_f32<1>, tile_f32<2>, tile_f32<3>};
+  static constexpr Tiles int8[] = {tiles_int8<1>, tiles_int8<2>};
+  static constexpr Tiles int4[] = {tiles_int4<1>, tiles_int4<2>};
+  static constexpr Tiles bf16[] = {tiles_bf16<1>, tiles_bf16<2>, tiles_bf16<3>};
+  static constexpr Tiles f32[] = {tiles_f32<1>, tiles_f32<2>, tiles_f32<3>};
 #endif
   switch (precision) {
     case Precision::kInt8: return int8[rows - 1];
@@ -280,8 +413,9 @@ inline Tile choose_tile(Precision precision, int rows) {
   }
 }
 
-// Rows with which int8 weights are read as a plain stream.
-constexpr int kStreamingRows = 2;
+// Rows with which int8 weights are read as a plain stream. With two, fetched evenly, a step takes a
+// seventh less.
+constexpr int kStreamingRows = 1;
 
 // One panel of columns for the rows [row_begin, row_end). Tiles are made about equally high:
 // 8 rows go as 4 + 4, not as 6 + 2.
@@ -290,23 +424,14 @@ inline void linear(const LinearArgs& args, int panel, int row_begin, int row_end
   const int highest = tile_rows(precision);
   const int rows = row_end - row_begin;
   const int tiles = (rows + highest - 1) / highest;
-  const int64_t bytes = args.weight->bytes_per_panel();
-  // A few rows of int8 use weights as fast as they come, in order: fetching the rest of a run is
+  // One row of int8 uses weights as fast as they come, in order: fetching the rest of a run is
   // better left to the hardware, which cannot know only what follows the run.
   const bool streams = precision == Precision::kInt8 && rows <= kStreamingRows &&
                        args.next_panel == args.weight->panel(panel + 1);
-  const uint8_t* next = streams ? nullptr : args.next_panel;
-  const int64_t step_bytes = fetch_step_bytes(precision);
-  const int lines = static_cast<int>((step_bytes / 64 + tiles - 1) / tiles);
-  int row = row_begin;
-  for (int tile = 0; tile < tiles; ++tile) {
-    const int height = rows / tiles + (tile < rows % tiles ? 1 : 0);
-    const int64_t part = bytes / step_bytes * lines * 64 * tile;
-    const bool wanted = next && part < bytes;
-    choose_tile(precision, height)(args, panel, row,
-                                   {wanted ? next + part : nullptr, lines, args.ahead});
-    row += height;
-  }
+  PanelFetch fetch(args, streams ? nullptr : args.next_panel, tiles);
+  const int low = rows / tiles, higher = rows % tiles;
+  if (higher > 0) choose_tiles(precision, low + 1)(args, panel, row_begin, higher, fetch);
+  choose_tiles(precision, low)(args, panel, row_begin + higher * (low + 1), tiles - higher, fetch);
 }
 
 // ---- packing, once at load ----

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hotbatch.executor import profile
+from hotbatch.executor import precision, profile
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +28,10 @@ def _no_profiles_from_outside(monkeypatch: pytest.MonkeyPatch, _profiles: Path) 
     """What `hotbatch tune` found here must not set a test's options. One folder for all tests,
     so that the machine is measured once."""
     monkeypatch.setattr(profile, "cache_dir", lambda: _profiles)
+
+
+@pytest.fixture(autouse=True)
+def _precision_without_a_stopwatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All precisions are about as fast, so `auto` means the first: with models of a few kilobytes
+    the stopwatch decides otherwise now and then, and later tests would find its choice."""
+    monkeypatch.setattr(precision, "product_seconds", lambda *_: 1.0)

@@ -146,10 +146,13 @@ class PagedWorld:
         window: int = 0,
         threads: int = 1,
         plan_threads: int | None = None,
+        stays: bool = False,
         blocks: dict[int, np.ndarray] | None = None,
     ) -> np.ndarray:
         """Native attention of a step of (sequence, first position, end position) parts."""
-        step = self.plan(rows, window=window, plan_threads=plan_threads or threads, blocks=blocks)
+        step = self.plan(
+            rows, window=window, plan_threads=plan_threads or threads, stays=stays, blocks=blocks
+        )
         q = np.concatenate([self.sequences[s].native_q[begin:end] for s, begin, end in rows])
         heads = self.cache.heads
         return step.run(self.cache.isa, threads, q, self.cache.bytes, heads.dim**-0.5)
@@ -160,6 +163,7 @@ class PagedWorld:
         *,
         window: int = 0,
         plan_threads: int = 1,
+        stays: bool = False,
         blocks: dict[int, np.ndarray] | None = None,
     ) -> _native.AttentionStep:
         positions, seq_starts, table = self._arrays(rows, blocks or {})
@@ -171,6 +175,7 @@ class PagedWorld:
             positions,
             seq_starts,
             table,
+            stays,
         )
 
     def expected(self, rows: list[tuple[int, int, int]], *, window: int = 0) -> np.ndarray:

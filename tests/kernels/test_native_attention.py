@@ -5,6 +5,7 @@ own query, keys and values alone, bit for bit.
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def test_neither_batch_nor_chunks_nor_threads_matter(isa: str, dtype: str, windo
     whole = world.attend(parts, window=window)
     wanted = dict(zip([s for s, _, _ in parts], np.split(whole, [700, 850]), strict=True))
 
-    def check(rows: list[tuple[int, int, int]], **options: int) -> None:
+    def check(rows: list[tuple[int, int, int]], **options: Any) -> None:
         got = world.attend(rows, window=window, **options)
         for part, result in zip(
             rows, np.split(got, np.cumsum([e - b for _, b, e in rows])[:-1]), strict=True
@@ -71,6 +72,7 @@ def test_neither_batch_nor_chunks_nor_threads_matter(isa: str, dtype: str, windo
 
     for threads, plan_threads in [(1, 2), (2, 2), (1, 16), (3, 64)]:
         check(parts, threads=threads, plan_threads=plan_threads)
+        check(parts, threads=threads, plan_threads=plan_threads, stays=True)
         check([(0, 699, 700)], threads=threads, plan_threads=plan_threads)
     for position in (0, 1, 15, 16, 127, 128, 255, 256, 640, 699):  # alone, and among others
         check([(0, position, position + 1)])
@@ -159,6 +161,23 @@ def test_parts_of_a_prompt_are_cut_by_rows_and_heads_alone(count: int) -> None:
     assert len(plan.items) >= 2 * 3
     rows = [len(item[0]) for item in plan.items]
     assert min(rows) >= min(8, max(rows) // 2), "and evenly"
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_rows_stay_with_the_thread_that_has_them(threads: int) -> None:
+    """A thread of a pool begins with as many items as the others, in order."""
+    length = 240 * threads
+    world = PagedWorld(Heads(9, 3, 64), [length], isa=ISAS[0])
+    plan = world.plan([(0, 0, length)], plan_threads=threads, stays=True)
+    firsts = [item[0][0] for item in plan.items]
+    share = len(firsts) // threads
+    for thread in range(threads):
+        own = firsts[thread * share : (thread + 1) * share]
+        assert sum(row * threads // length == thread for row in own) >= 0.8 * len(own)
+    last = [row for row in firsts if row * threads // length == threads - 1]
+    assert last[0] > last[-1] == min(last), "from the dearest on, so that others take the cheap"
+    anywhere = world.plan([(0, 0, length)], plan_threads=threads)
+    assert sorted(map(str, plan.items)) == sorted(map(str, anywhere.items))
 
 
 def test_refuses_what_does_not_fit() -> None:

@@ -206,7 +206,7 @@ void Cutter::cut_sequences(int threads) {
 }  // namespace
 
 AttentionWork AttentionPlanner::plan(const Batch& batch, const KvLayout& layout, int q_heads,
-                                     int window, int threads) {
+                                     int window, int threads, bool stays) {
   Cutter cutter(batch, layout, q_heads, window);
   cutter.share_prefixes();
   cutter.cut_sequences(threads);
@@ -246,12 +246,13 @@ AttentionWork AttentionPlanner::plan(const Batch& batch, const KvLayout& layout,
       }
     }
   }
-  return finish(batch, layout, q_heads, window);
+  return finish(batch, layout, q_heads, window, stays ? threads : 1);
 }
 
-// Gives slots to rows in several items, and orders items from big to small.
+// Gives slots to rows in several items, and orders items from big to small, one owner's after
+// another's: the first thread of a pool begins with the first of them, the last with the last.
 AttentionWork AttentionPlanner::finish(const Batch& batch, const KvLayout& layout, int q_heads,
-                                       int window) {
+                                       int window, int owners) {
   // One list of rows belongs to the items of all heads: it is visited with its first head.
   std::vector<int> lists;
   for (int i = 0; i < static_cast<int>(items_.size()); ++i)
@@ -299,7 +300,12 @@ AttentionWork AttentionPlanner::finish(const Batch& batch, const KvLayout& layou
   }
   order_.resize(items_.size());
   std::iota(order_.begin(), order_.end(), 0);
+  const auto owner = [&](int item) {
+    const int first = items_[static_cast<size_t>(item)].rows_begin;
+    return int64_t{rows_[static_cast<size_t>(first)].row} * owners / batch.rows;
+  };
   std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) {
+    if (owner(a) != owner(b)) return owner(a) < owner(b);
     return costs_[static_cast<size_t>(a)] > costs_[static_cast<size_t>(b)];
   });
   sorted_.clear();

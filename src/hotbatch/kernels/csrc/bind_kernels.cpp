@@ -128,7 +128,8 @@ nb::object rotary_store(const std::string& isa, int threads, const KvLayout& lay
 class AttentionStep {
  public:
   AttentionStep(const KvLayout& layout, int q_heads, int window, int plan_threads,
-                Vector<int32_t> positions, Vector<int32_t> seq_starts, Matrix<int32_t> block_table)
+                Vector<int32_t> positions, Vector<int32_t> seq_starts, Matrix<int32_t> block_table,
+                bool stays)
       : layout_(layout), q_heads_(q_heads), window_(window), positions_(positions),
         seq_starts_(seq_starts), block_table_(block_table) {
     require(q_heads > 0 && q_heads % layout.kv_heads == 0, "kv_heads must divide q_heads");
@@ -144,7 +145,7 @@ class AttentionStep {
     for (int row = 0; row < batch_.rows; ++row)
       require(batch_.positions[row] < batch_.max_blocks * layout.block_size,
               "a position is outside its block table");
-    work_ = planner_.plan(batch_, layout_, q_heads_, window_, plan_threads);
+    work_ = planner_.plan(batch_, layout_, q_heads_, window_, plan_threads, stays);
   }
 
   // With `layers`, kv holds as many caches one after another, and repeats go through them, so
@@ -264,9 +265,11 @@ void bind_kernels(nb::module_& m) {
         "Rotates q and k of qkv [N, ...], writes k and v into the cache `kv` (bytes), returns q "
         "[N, bytes] as AttentionStep.run takes it.");
   nb::class_<AttentionStep>(m, "AttentionStep", "The attention of one step, planned once.")
-      .def(nb::init<const KvLayout&, int, int, int, Vector<int32_t>, Vector<int32_t>, Matrix<int32_t>>(),
+      .def(nb::init<const KvLayout&, int, int, int, Vector<int32_t>, Vector<int32_t>, Matrix<int32_t>,
+                    bool>(),
            nb::arg("layout"), nb::arg("q_heads"), nb::arg("window"), nb::arg("plan_threads"),
-           nb::arg("positions"), nb::arg("seq_starts"), nb::arg("block_table"))
+           nb::arg("positions"), nb::arg("seq_starts"), nb::arg("block_table"),
+           nb::arg("stays") = false)
       .def("run", &AttentionStep::run, nb::arg("isa"), nb::arg("threads"), nb::arg("q"),
            nb::arg("kv"), nb::arg("scale"), nb::arg("repeats") = 1,
            nb::arg("layers") = 1, "Returns f32 [N, q_heads * head_dim].")

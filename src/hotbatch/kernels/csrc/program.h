@@ -130,6 +130,7 @@ class Program {
   LinearArgs linear_args(const Op& op) const;
   GatedArgs gated_args(const Op& op, int thread) const;
   void run_attention(const Op& op, const Batch& batch);
+  bool shares_rows(int rows) const;
   void plan_attention(const Batch& batch);
   void run_logits(const Batch& batch, int first, int count, const SampleArgs* sampling);
   void check(const Batch& batch) const;

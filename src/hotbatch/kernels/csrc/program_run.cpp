@@ -263,13 +263,16 @@ void Program::run_op(const Op& op, const Batch& batch, int rows, const int32_t* 
   });
 }
 
+// Whether each thread takes some rows through all operations, or columns are shared out.
+bool Program::shares_rows(int rows) const { return rows >= kMinRowsPerThread * pool_.size(); }
+
 // The operations [begin, end), none of which looks at other rows. With rows enough for every
 // thread each takes some through all of them: no barriers between, and what one operation writes
 // the next finds in this core's cache. The price is that every thread reads all the weights,
 // which so many rows hide. With few rows the columns of each operation are shared out instead.
 void Program::run_segment(size_t begin, size_t end, const Batch& batch) {
   const int rows = batch.rows, threads = pool_.size();
-  if (rows < kMinRowsPerThread * threads) {
+  if (!shares_rows(rows)) {
     for (int thread = 0; thread < threads; ++thread)
       ahead_[static_cast<size_t>(thread)] = fetch_ahead(begin, end, rows, threads, thread, threads);
     for (size_t i = begin; i < end; ++i)
@@ -339,7 +342,8 @@ void Program::list_context_blocks(const Batch& batch) {
 void Program::plan_attention(const Batch& batch) {
   size_t partials = 0;
   for (WindowWork& w : windows_) {
-    w.work = w.planner.plan(batch, layout_, q_heads_, w.window, pool_.size());
+    w.work = w.planner.plan(batch, layout_, q_heads_, w.window, pool_.size(),
+                            shares_rows(batch.rows));
     partials = std::max(partials, w.work.partial_floats);
   }
   if (partials + 16 > partials_.size()) partials_.resize(partials + 16);

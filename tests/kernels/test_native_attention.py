@@ -174,8 +174,13 @@ def test_rows_stay_with_the_thread_that_has_them(threads: int) -> None:
     for thread in range(threads):
         own = firsts[thread * share : (thread + 1) * share]
         assert sum(row * threads // length == thread for row in own) >= 0.8 * len(own)
-    last = [row for row in firsts if row * threads // length == threads - 1]
-    assert last[0] > last[-1] == min(last), "from the dearest on, so that others take the cheap"
+    keys = [
+        (item[0][-1] + 1) * len(item[0]) * (item[4] - item[3])
+        for item in plan.items
+        if item[0][0] * threads // length == threads - 1
+    ]
+    assert keys[0] == max(keys), "from the dearest on: others take what is cheap, from the end"
+    assert keys[-1] == min(keys)
     anywhere = world.plan([(0, 0, length)], plan_threads=threads)
     assert sorted(map(str, plan.items)) == sorted(map(str, anywhere.items))
 

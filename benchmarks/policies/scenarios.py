@@ -195,8 +195,10 @@ async def tenants(target: Target, pid: int | None, scale: float) -> Report:
 
     async def run(with_large: bool) -> list[Any]:
         async with Crowd(target) as crowd:
-            tasks = crowd.at_rate(requests(_count(small_rate, seconds), prompt, output, seed=31,
-                             tenant="small"), small_rate, 31)  # fmt: skip
+            # At the same moments, but prompts of its own: kept ones would help the second time.
+            asked = requests(_count(small_rate, seconds), prompt, output,
+                             seed=34 if with_large else 31, tenant="small")  # fmt: skip
+            tasks = crowd.at_rate(asked, small_rate, 31)
             if with_large:
                 crowd.at_rate(requests(_count(10 * small_rate, seconds), prompt, output, seed=32,
                          tenant="large"), 10 * small_rate, 32)  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotbatch.core.fairness import VirtualTokenCounters
+from hotbatch.core.fairness import RecentService, VirtualTokenCounters
 
 
 def test_the_smallest_counter_is_next_and_ties_go_to_the_earlier() -> None:
@@ -135,3 +135,44 @@ def test_service_of_backlogged_tenants_never_drifts_apart(
     scale = max(1.0, 1.0 / weight)
     bound = 2 * scale * max(longest_prompt, 2 * num_seats * (longest_prompt + longest_output))
     assert max(gaps) - min(gaps) <= bound
+
+
+# What a tenant had of late
+
+
+def test_recent_service_is_told_in_fair_parts() -> None:
+    recent = RecentService({"big": 3.0})
+    assert recent.part("nobody") == 0.0
+    recent.note("small", 5.0)
+    assert recent.part("small") == 1.0, "all that there was, and nobody to share with"
+    recent.note("big", 15.0)
+    assert recent.part("small") == recent.part("big") == 1.0
+    recent.note("big", 20.0)
+    assert recent.part("small") == 0.5
+    assert recent.part("nobody") == 0.0
+
+
+def test_recent_service_is_that_of_two_pages() -> None:
+    recent = RecentService({})
+    recent.note("early", 30.0)
+    recent.turn_page()
+    recent.note("late", 10.0)
+    recent.note("early", 10.0)
+    assert (recent.part("early"), recent.part("late")) == (1.6, 0.4)
+    recent.turn_page()
+    assert recent.part("early") == recent.part("late") == 1.0
+    recent.turn_page()
+    assert recent.part("early") == recent.part("late") == 0.0
+
+
+def test_counters_tell_recent_service_without_weights_and_lifts() -> None:
+    counters = VirtualTokenCounters({"big": 2.0})
+    counters.charge("big", num_output=10)
+    counters.charge("small", num_prompt=10)
+    assert counters.counter("big") == counters.counter("small") == 10.0
+    assert counters.recent.part("big") == counters.recent.part("small") == 1.0
+    counters.arrive("new")
+    counters.arrive("small")
+    counters.charge("big", num_output=30)
+    counters.arrive("back")
+    assert counters.recent.part("back") == 0.0, "a counter that was lifted is no service"

@@ -22,6 +22,47 @@ from heapq import heapify, heappop, heappush, heapreplace
 _SPARE = 1024  # entries that are kept before the useless ones are looked for
 
 
+class RecentService:
+    """What each tenant got lately, as a multiple of its fair part: of the last page and of the
+    one that is being written, so of one to two pages' time. All operations but turning a page
+    take the same time however many tenants there are.
+
+    Args:
+        weights: share of a tenant relative to others; 1 where it is not named.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._page: dict[str, float] = {}
+        self._last: dict[str, float] = {}
+        self._total = self._last_total = 0.0
+        self._shares = 0.0  # weights of the tenants on either page, added
+
+    def note(self, tenant: str, service: float) -> None:
+        """The tenant got service, in tokens by price."""
+        page = self._page
+        if tenant not in page:
+            page[tenant] = 0.0
+            if tenant not in self._last:
+                self._shares += self._weights.get(tenant, 1.0)
+        page[tenant] += service
+        self._total += service
+
+    def turn_page(self) -> None:
+        """Forget the last page, and begin a new one."""
+        self._last, self._page = self._page, {}
+        self._last_total, self._total = self._total, 0.0
+        self._shares = sum(self._weights.get(tenant, 1.0) for tenant in self._last)
+
+    def part(self, tenant: str) -> float:
+        """What the tenant got, as a multiple of its fair part; 0 if it got nothing."""
+        got = self._page.get(tenant, 0.0) + self._last.get(tenant, 0.0)
+        if not got:
+            return 0.0
+        fair = self._weights.get(tenant, 1.0) / self._shares * (self._total + self._last_total)
+        return got / fair
+
+
 class VirtualTokenCounters:
     """The counters of one service class.
 
@@ -55,6 +96,7 @@ class VirtualTokenCounters:
         self._arrived: dict[str, int] = {}  # of the tenant's entry that is valid
         self._num_arrivals = 0
         self._floor = 0.0  # nobody who arrives gets less
+        self.recent = RecentService(self._weights)
         self._sweep_at = _SPARE
 
     def arrive(self, tenant: str) -> None:
@@ -92,7 +134,9 @@ class VirtualTokenCounters:
     def charge(self, tenant: str, num_prompt: int = 0, num_output: int = 0) -> None:
         """Book service that the tenant got, in tokens, whether or not it has work waiting."""
         counter = self._counters.get(tenant, self._floor)
-        self._counters[tenant] = counter + self.price(tenant, num_prompt, num_output)
+        price = self.price(tenant, num_prompt, num_output)
+        self._counters[tenant] = counter + price
+        self.recent.note(tenant, price * self._weights.get(tenant, 1.0))
 
     def price(self, tenant: str, num_prompt: int = 0, num_output: int = 0) -> float:
         """What so many tokens add to the tenant's counter."""

@@ -13,11 +13,11 @@ oldest of the top class, which so ends for sure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from hotbatch.core.kv_cache import KvCache
 from hotbatch.core.plan import Preemption
-from hotbatch.core.policies import Policies, Reclaim
+from hotbatch.core.policies import PATIENCE, Policies, Reclaim
 from hotbatch.core.request import Request, RequestState
 from hotbatch.core.roster import Roster
 
@@ -155,9 +155,18 @@ class Preemptor:
         running = self._roster.running
         return self._policies.classes and bool(running) and running[-1].rank < rank
 
-    def displace(self, rank: int) -> None:
-        """Pause a running request of a lower rank."""
-        self.pause_one_of([request for request in self._roster.running if request.rank < rank])
+    def displace(self, rank: int, is_spared: Callable[[Request], bool]) -> None:
+        """Pause a running request of a lower rank: one of the lowest that is not spared, if there
+        is such a one that was not sent away too often already."""
+        below = [request for request in self._roster.running if request.rank < rank]
+        givers = [
+            request
+            for request in below
+            if request.rank == below[-1].rank
+            and request.num_pauses < PATIENCE
+            and not is_spared(request)
+        ]
+        self.pause_one_of(givers or below)
 
     def pause_one_of(self, candidates: Sequence[Request]) -> None:
         """Pause the one of them that the policy chooses."""

@@ -182,10 +182,13 @@ class Seating:
             return ()
         return self._light_tenants.givers(request)
 
+    def _is_light(self, request: Request) -> bool:
+        return self._light_tenants is not None and self._light_tenants.is_light(request)
+
     def _take_seat(self, request: Request) -> None:
         if len(self._roster.running) >= self.limit:
             if self._preemptor.can_displace(request.rank):
-                self._preemptor.displace(request.rank)
+                self._preemptor.displace(request.rank, self._is_light)
             else:
                 self._preemptor.pause_one_of(self._givers(request))
         request.quantum_end = min(request.num_computed, len(request.tokens) - 1) + _QUANTUM

@@ -85,6 +85,8 @@ class StepFiller:
                 decodes[request.rank].append(request)
             elif num_uncomputed > 1:
                 prompts[request.rank].append(request)
+        if self._light_tenants is not None:
+            self._light_tenants.begin(now)
         self._turnaround.note_plan(any(decodes))
         if self._lateness is not None and (any(prompts) or self._seating.has_seats):
             self._lateness.review(prompts, decodes, now)

@@ -28,6 +28,7 @@ from math import inf
 from hotbatch.core.cost_model import CostModel, StepFeatures
 from hotbatch.core.rank import Rank
 from hotbatch.core.request import Request
+from hotbatch.core.turn_taking import take_turns, without
 
 _STRETCH = 2.25  # of a step without prompts: its decodes wait no longer, 19 times of 20
 _LONE_STRETCH = 2.0  # times that, where four prompts wait for each one that decodes
@@ -148,6 +149,8 @@ class StepClock:
         if self._slack < inf and model.predict_p95(self._decodes) > self._slack > 0.0:
             self._skip_some(decodes, spared)
         self._pace = inf
+        self._paced_rank = -1  # the highest whose work keeps to that pace, below those owed a share
+        self._turn = 1  # in one of so many steps prompts may lengthen it; 0: not in this one
         if light:
             self._keep_pace(decodes, light, spared, spared_by_light)
         self._step = self._decodes
@@ -176,9 +179,12 @@ class StepClock:
             is_light: some are of a light tenant themselves.
         """
         seconds = self._limit(rank)
-        if not is_light and self._pace < seconds:
+        is_paced = rank <= self._paced_rank or rank == Rank.OWED
+        if not is_light and is_paced and self._pace < seconds:
+            if not self._turn:
+                return 0
             size = self._model.largest_chunk(self._step, start, num_uncomputed, self._pace)
-            return max(size, self._least(_LEAST_GENTLE_CHUNK, num_uncomputed))
+            return max(size, self._least(self._turn * _LEAST_GENTLE_CHUNK, num_uncomputed))
         if is_lone and self._is_felt:
             courteous = self._courteous_chunk(first, start, num_uncomputed, seconds)
             if courteous is not None:
@@ -276,10 +282,10 @@ class StepClock:
             if request.due - self._now > 2.0 * self._slack and request not in spared
         ]
         with_time.sort(key=_importance)
-        rest, skipped = self._without(with_time, self._slack)
-        if self._model.predict_p95(rest) <= self._slack:
-            self._decodes = rest
-            self.skipped = frozenset(skipped)
+        rest = without(self._model, self._decodes, with_time, self._slack)
+        if self._model.predict_p95(rest.decodes) <= self._slack:
+            self._decodes = rest.decodes
+            self.skipped = frozenset(rest.skipped)
 
     def _keep_pace(
         self,
@@ -288,49 +294,33 @@ class StepClock:
         last: Collection[Request],
         last_two: Collection[Request],
     ) -> None:
-        """Leave out decodes of others as far as those of light tenants are not to feel them.
-
-        A third of the others goes on in each step, so that everybody does in every third.
+        """Leave out decodes of others, of no higher class, as far as those of light tenants are
+        not to feel them.
 
         Args:
-            last: who was left out of the last step; they go before those that were not.
+            last: who was left out of the last step.
             last_two: who was left out of the last two.
         """
         alone = StepFeatures()
         for request in light:
             if len(request.tokens) - request.num_computed == 1:
                 alone = alone.plus_decode(len(request.tokens))
+                self._paced_rank = max(self._paced_rank, min(request.rank, Rank.INTERACTIVE))
         if not alone.num_tokens:
             return
         self._pace = _LIGHT_STRETCH * self._model.predict_p95(alone)
         others = [
             request
-            for requests in decodes[: Rank.OWED]
+            for requests in decodes[: self._paced_rank + 1]
             for request in requests
-            if request not in light and request not in self.skipped
+            if request not in light
+            and request not in self.skipped
+            and request.due - self._now > 2.0 * self._pace
         ]
-        most = 2 * len(others) // 3
-        with_time = [
-            request
-            for request in others
-            if request.due - self._now > 2.0 * self._pace and request not in last_two
-        ]
-        with_time.sort(key=lambda request: (request not in last, _importance(request)))
-        self._decodes, skipped = self._without(with_time[-most:] if most else [], self._pace)
-        self.skipped = self.skipped.union(skipped)
-
-    def _without(
-        self, with_time: list[Request], seconds: float
-    ) -> tuple[StepFeatures, list[Request]]:
-        """The step's decodes without as many of these as have to go for it to end in time, and
-        those: the last ones first."""
-        rest = self._decodes
-        skipped = []
-        while with_time and self._model.predict_p95(rest) > seconds:
-            request = with_time.pop()
-            skipped.append(request)
-            rest = rest.plus_decode(len(request.tokens), -1)
-        return rest, skipped
+        others.sort(key=_importance)
+        turns = take_turns(self._model, self._decodes, others, last, last_two, self._pace)
+        self._decodes, self._turn = turns.decodes, turns.length
+        self.skipped = self.skipped.union(turns.skipped)
 
 
 def _importance(request: Request) -> tuple[int, float, int]:

@@ -167,12 +167,22 @@ def test_recent_service_is_that_of_two_pages() -> None:
 
 def test_counters_tell_recent_service_without_weights_and_lifts() -> None:
     counters = VirtualTokenCounters({"big": 2.0})
+    recent = counters.watch()
     counters.charge("big", num_output=10)
     counters.charge("small", num_prompt=10)
     assert counters.counter("big") == counters.counter("small") == 10.0
-    assert counters.recent.part("big") == counters.recent.part("small") == 1.0
+    assert recent.part("big") == recent.part("small") == 1.0
     counters.arrive("new")
     counters.arrive("small")
     counters.charge("big", num_output=30)
     counters.arrive("back")
-    assert counters.recent.part("back") == 0.0, "a counter that was lifted is no service"
+    assert recent.part("back") == 0.0, "a counter that was lifted is no service"
+
+
+def test_recent_service_is_kept_only_from_when_it_is_asked_for() -> None:
+    counters = VirtualTokenCounters()
+    counters.charge("early", num_output=10)
+    recent = counters.watch()
+    assert recent.part("early") == 0.0, "or tenants would pile up where nobody turns the pages"
+    counters.charge("early", num_output=10)
+    assert counters.watch() is recent and recent.part("early") == 1.0

@@ -176,11 +176,12 @@ def modest(*, had: int, light: int = 2) -> Scheduler:
     scheduler = shared(light=light, heavy=8 - light)
     for _ in range(60):
         run_step(scheduler)  # beyond the quantum, in turns
-    (books,) = (books for books in scheduler._counters or () if books.recent.part("heavy"))
-    books.recent.turn_page()
-    books.recent.turn_page()
-    books.recent.note("heavy", 1000.0)
-    books.recent.note("light", float(had))
+    pages = [books.watch() for books in scheduler._counters or ()]
+    (recent,) = (recent for recent in pages if recent.part("heavy"))
+    recent.turn_page()
+    recent.turn_page()
+    recent.note("heavy", 1000.0)
+    recent.note("light", float(had))
     return scheduler
 
 

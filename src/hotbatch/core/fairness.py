@@ -96,8 +96,15 @@ class VirtualTokenCounters:
         self._arrived: dict[str, int] = {}  # of the tenant's entry that is valid
         self._num_arrivals = 0
         self._floor = 0.0  # nobody who arrives gets less
-        self.recent = RecentService(self._weights)
+        self._recent: RecentService | None = None
         self._sweep_at = _SPARE
+
+    def watch(self) -> RecentService:
+        """From now on, what each tenant had lately, too. Who asks for it must turn its pages, or
+        it remembers everybody."""
+        if self._recent is None:
+            self._recent = RecentService(self._weights)
+        return self._recent
 
     def arrive(self, tenant: str) -> None:
         """One more request of the tenant waits."""
@@ -134,14 +141,17 @@ class VirtualTokenCounters:
     def charge(self, tenant: str, num_prompt: int = 0, num_output: int = 0) -> None:
         """Book service that the tenant got, in tokens, whether or not it has work waiting."""
         counter = self._counters.get(tenant, self._floor)
-        price = self.price(tenant, num_prompt, num_output)
-        self._counters[tenant] = counter + price
-        self.recent.note(tenant, price * self._weights.get(tenant, 1.0))
+        service = self._service(num_prompt, num_output)
+        self._counters[tenant] = counter + service / self._weights.get(tenant, 1.0)
+        if self._recent is not None:
+            self._recent.note(tenant, service)
 
     def price(self, tenant: str, num_prompt: int = 0, num_output: int = 0) -> float:
         """What so many tokens add to the tenant's counter."""
-        price = self._prompt_price * num_prompt + self._output_price * num_output
-        return price / self._weights.get(tenant, 1.0)
+        return self._service(num_prompt, num_output) / self._weights.get(tenant, 1.0)
+
+    def _service(self, num_prompt: int, num_output: int) -> float:
+        return self._prompt_price * num_prompt + self._output_price * num_output
 
     def counter(self, tenant: str) -> float:
         """Weighted service of the tenant; one that is not known has that of a newcomer."""

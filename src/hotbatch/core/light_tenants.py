@@ -88,6 +88,7 @@ class LightTenants:
     ) -> None:
         self._roster = roster
         self._counters = counters
+        self._recent = [of_rank.watch() for of_rank in counters]
         self._weights = weights
         self._next_page = -inf
         self._little: dict[Account, bool] = {}  # who had little, as of this plan
@@ -101,9 +102,9 @@ class LightTenants:
         if now >= self._next_page:
             num_turns = 1 if now < self._next_page + _PAGE else 2
             self._next_page = now + _PAGE
-            for counters in self._counters:
+            for recent in self._recent:
                 for _ in range(num_turns):
-                    counters.recent.turn_page()
+                    recent.turn_page()
 
     def running(self) -> list[Request]:
         """The requests of light tenants that have a seat and named no target for their tokens."""
@@ -159,7 +160,7 @@ class LightTenants:
         had_little = self._little.get(account)
         if had_little is None:
             service_class, tenant = account
-            had_little = self._counters[service_class].recent.part(tenant) <= _PART
+            had_little = self._recent[service_class].part(tenant) <= _PART
             self._little[account] = had_little
         return had_little
 

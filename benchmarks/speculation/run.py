@@ -53,7 +53,7 @@ from hotbatch.core.speculation.speculator import Drafts
 from hotbatch.core.step import Step
 from hotbatch.engine.clock import MonotonicClock
 from hotbatch.engine.engine import Engine
-from hotbatch.engine.warm_up import warm_up
+from hotbatch.engine.warm_up import show, warm_up
 from hotbatch.executor.cpu_executor import CpuExecutor
 from hotbatch.kernels import continuation
 from hotbatch.models.embedded import embedded_model_path
@@ -187,8 +187,7 @@ class Bench:
             max_requests=self._max_seqs,
         )
         for variant in self.variants:
-            for features, seconds in steps * 3:  # as a server that knows the machine's profile
-                variant.cost_model.observe(features, seconds)
+            show(steps, variant.cost_model)  # as a server that knows the machine's profile
 
     def prompts(self, workload: str, count: int, first: int) -> list[list[int]]:
         texts = [WORKLOADS[workload](first + turn) for turn in range(count)]
@@ -311,7 +310,7 @@ def measure(
             yield Round(workload, count, repeat, figures)
 
 
-def show(done: Round) -> None:
+def print_round(done: Round) -> None:
     off = done.runs["off"]
     for name, run in done.runs.items():
         share = run["accepted"] / run["attempted"] if run["attempted"] else 0.0
@@ -380,7 +379,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{'p99 1st':>9}{'drafts':>8}{'right':>8}{'saved s':>9}{'wasted s':>9}{'us/step':>8}"
     )
     for done in measure(bench, arguments, {done.key for done in rounds}):
-        show(done)
+        print_round(done)
         rounds.append(done)
         if arguments.json:
             record = {

@@ -438,6 +438,35 @@ def count_lookups(guesser: Guesser) -> list[int]:
     return asked
 
 
+@pytest.mark.parametrize("deepest", [1, 2, 8, 32])
+@pytest.mark.parametrize(("per_token", "decodes"), [(1e-5, 1), (2e-4, 16), (2e-4, 64), (4e-4, 64)])
+def test_a_guess_is_worth_looking_for_if_all_its_tokens_together_are(
+    per_token: float, decodes: int, deepest: int
+) -> None:
+    market = Market(machine(per_token=per_token), step_of(decodes))
+    least = market.least_chance
+
+    def earned(chance: float) -> float:
+        beyond = (chance**depth - least for depth in range(1, deepest + 1))
+        return market.seconds_a_token * sum(gain for gain in beyond if gain > 0.0)
+
+    for seconds in (1e-6, 2e-5, 8e-5, 3e-4):
+        bar = market.worth_asking(seconds, deepest)
+        if bar > 1.0:
+            assert earned(1.0) <= seconds
+        else:
+            assert earned(bar) >= 0.99 * seconds and earned(bar - 0.01) <= seconds
+
+
+def test_where_rows_are_dear_the_certain_is_still_looked_for() -> None:
+    """One token of a guess would not pay for the look where 64 decode, several do."""
+    market = Market(machine(per_token=4e-4), step_of(64))
+    assert 0.6 < market.least_chance < 0.8
+    asking = (1.0 - market.least_chance) * market.seconds_a_token
+    assert market.worth_asking(asking, 1) > 1.0
+    assert market.worth_asking(asking, 8) < 0.97
+
+
 def test_those_whose_guesses_do_not_pay_are_asked_less_often_where_many_run() -> None:
     copyist = Copyist(machine(per_token=4e-3), max_num_seqs=32, max_num_batched_tokens=512)
     asked = count_lookups(copyist.speculator.guesser)

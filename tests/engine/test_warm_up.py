@@ -41,25 +41,35 @@ def test_a_slow_machine_is_not_kept_from_its_clients() -> None:
     assert executor.clock.now() - began <= 1.0
 
 
-class Disturbed:
-    """A machine on which every step takes three times as long when it is run first."""
+@pytest.mark.parametrize(("begins", "ends"), [(0, 1), (0, 10), (8, 30), (25, 40), (37, 60)])
+def test_what_is_slow_for_a_moment_is_not_what_it_costs(begins: int, ends: int) -> None:
+    quick = RooflineStepTime(per_token=1e-5, weights=1e-4, overhead=1e-5)
+    runs = 0
 
-    def __init__(self) -> None:
-        self.quick = RooflineStepTime(per_token=1e-5, weights=1e-4, overhead=1e-5)
-        self._last: StepPlan | None = None
+    def disturbed(plan: StepPlan) -> float:
+        nonlocal runs
+        runs += 1
+        return quick(plan) * (3.0 if begins < runs <= ends else 1.0)
 
-    def __call__(self, plan: StepPlan) -> float:
-        is_first, self._last = plan is not self._last, plan
-        return self.quick(plan) * (3.0 if is_first else 1.0)
-
-
-def test_the_first_run_of_a_step_is_not_what_it_costs() -> None:
-    machine = Disturbed()
-    executor = TimeOnlyExecutor(num_blocks=2048, max_model_len=8192, step_time=machine)
+    executor = TimeOnlyExecutor(num_blocks=2048, max_model_len=8192, step_time=disturbed)
     steps = warm_up(executor, CostModel(), executor.clock, max_tokens=512, max_requests=256)
-    as_it_is = TimeOnlyExecutor(num_blocks=2048, max_model_len=8192, step_time=machine.quick)
+    as_it_is = TimeOnlyExecutor(num_blocks=2048, max_model_len=8192, step_time=quick)
     expected = warm_up(as_it_is, CostModel(), as_it_is.clock, max_tokens=512, max_requests=256)
-    assert steps == expected
+    assert ends < runs and steps == expected
+
+
+def test_a_row_is_told_from_a_request() -> None:
+    """A guess is a row that finds its request there already."""
+    executor = TimeOnlyExecutor(
+        num_blocks=2048,
+        max_model_len=8192,
+        step_time=lambda plan: 1e-3 + 1e-4 * len(plan.requests) + 2e-5 * plan.num_tokens,
+    )
+    model = warmed(executor)
+    for count in (4, 16, 64):
+        step = StepFeatures(count, count, 200 * count, 200 * count, count)
+        assert model.predict(step) == pytest.approx(1e-3 + 1.2e-4 * count, rel=0.05)
+        assert model.added_seconds(step, 200, 8, 8) == [pytest.approx(8 * 2e-5, rel=0.3)]
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ def test_the_curve_has_every_kind_of_step_and_the_right_times() -> None:
     assert StepFeatures(1, 1, 64, 64, 1) in features
     assert any(step.num_tokens == 512 and step.num_requests == 1 for step in features)
     assert any(1 < step.num_requests < step.num_tokens for step in features)
+    assert StepFeatures(64, 16, 16 * 259, 16 * (4 * 255 + 10), 64) in features, "guesses"
     for step, seconds in timed:
         memory = 0.004 + 7e-7 * step.context_tokens
         assert seconds == pytest.approx(max(memory, 0.0003 * step.num_tokens))
@@ -220,11 +221,11 @@ def test_a_bound_for_the_part_of_one_prompt_is_tried_and_taken_if_it_brings_some
         best = machine.trial(default, len(jobs))
         return best, refine(machine, best, chunks=(64, 256, 1024), num_blocks=(), threads=())
 
-    best, tried = refined(0.02)
+    best, tried = refined(0.018)
     assert {one.settings.max_chunk for one in tried} == {0, 64, 256}, "smaller than the budget"
-    assert tried[0].settings.max_chunk == 256, "the widest that does"
+    assert tried[0].settings.max_chunk == 64, "it does"
     assert tried[0].worth > 1.02 * best.worth
-    assert tried[0].settings.config(INFO).max_chunk == 256
+    assert tried[0].settings.config(INFO).max_chunk == 64
     assert refined(0.04)[1][0].settings == default, "there is nothing to bring"
 
 

@@ -1,9 +1,13 @@
 """What a step will cost, learnt from the steps that ran on this machine.
 
-The time of a step is taken as a curve of its tokens plus a price for each KV token read, for
-each pair of a token with one it attends to, and for each row that is sampled:
+The time of a step is taken as a curve of its tokens plus a price for each sequence, for each KV
+token read, for each pair of a token with one it attends to, and for each row that is sampled:
 
-    seconds = curve(num_tokens) + a * context_tokens + b * attended + c * num_sampled
+    seconds = curve(num_tokens) + a * num_requests + b * context_tokens + c * attended
+              + d * num_sampled
+
+A sequence has a price of its own because a guess is not a decode: it finds the keys of its
+request read already. With one price for both, rows seemed dear wherever many decode.
 
 The curve is piecewise linear with bends at fixed places, so that it can be flat up to the knee
 and rise behind it, wherever the knee is; all of it is linear in its coefficients, which are
@@ -116,12 +120,13 @@ class PredictionErrors(NamedTuple):
 
 # The curve's bends. Between two of them it is straight: the finest knees lie at few tokens.
 _BENDS = (16, 32, 128, 512)
-# What makes each feature about 1 in a full step.
-_TOKENS, _CONTEXT, _ATTENDED, _SAMPLED = 64.0, 4096.0, 262144.0, 64.0
+# What makes each feature about 1 in a full step; sequences less, as their price is that of rows
+# until a step with guesses tells them apart.
+_TOKENS, _REQUESTS, _CONTEXT, _ATTENDED, _SAMPLED = 64.0, 512.0, 4096.0, 262144.0, 64.0
 # An observation's weight halves after 350 steps: seconds to minutes, on any machine.
 _FORGETTING = 0.998
-_SIZE = 5 + len(_BENDS)  # of the vector: 1, tokens, tokens past each bend, three prices
-_PRICES = range(_SIZE - 3, _SIZE)
+_SIZE = 6 + len(_BENDS)  # of the vector: 1, tokens, tokens past each bend, four prices
+_PRICES = range(_SIZE - 4, _SIZE)
 _UNITS = [[float(i == j) for i in range(_SIZE)] for j in range(_SIZE)]
 _SLOPES = [[float(1 <= i <= j) for i in range(_SIZE)] for j in range(_PRICES.start)]
 _PRIOR = 1.0  # seconds squared; any sane coefficient is far smaller
@@ -184,9 +189,8 @@ class CostModel:
         """
         prices, pace = self._prices, self._pace.factor
         num_tokens, is_decode_only = base.num_tokens, base.is_decode_only
-        known = base.context_tokens, base.attended, base.num_sampled
-        fixed = prices.rest(*known)
-        per_row = prices.rest(1, context, 1)
+        fixed = prices.rest(base)
+        per_row = prices.rest(StepFeatures(1, 0, 1, context, 1))
         plain = prices.of(base)
         in_table = self.predict(base)
         added = []
@@ -334,17 +338,18 @@ class CostModel:
 class _Prices:
     """The fitted coefficients made ready for prediction; replaced whole, never changed."""
 
-    __slots__ = ("attended", "context", "intercepts", "sampled", "slopes")
+    __slots__ = ("attended", "context", "intercepts", "request", "sampled", "slopes")
 
     def __init__(self) -> None:
         self.intercepts = [0.0] * (len(_BENDS) + 1)
         self.slopes = [0.0] * (len(_BENDS) + 1)
-        self.context = self.attended = self.sampled = 0.0
+        self.request = self.context = self.attended = self.sampled = 0.0
 
     @classmethod
     def of_fit(cls, theta: list[float]) -> _Prices:
         prices = cls()
-        constant, slope, *bends, context, attended, sampled = theta
+        constant, slope, *bends, request, context, attended, sampled = theta
+        prices.request = max(0.0, request / _REQUESTS)
         prices.context = max(0.0, context / _CONTEXT)
         prices.attended = max(0.0, attended / _ATTENDED)
         prices.sampled = max(0.0, sampled / _SAMPLED)
@@ -360,16 +365,20 @@ class _Prices:
         return prices
 
     def of(self, features: StepFeatures) -> float:
-        return self.curve(features.num_tokens) + self.rest(
-            features.context_tokens, features.attended, features.num_sampled
-        )
+        return self.curve(features.num_tokens) + self.rest(features)
 
     def curve(self, num_tokens: int) -> float:
         piece = bisect_right(_BENDS, num_tokens)
         return self.intercepts[piece] + self.slopes[piece] * num_tokens
 
-    def rest(self, context_tokens: int, attended: int, num_sampled: int) -> float:
-        return self.context * context_tokens + self.attended * attended + self.sampled * num_sampled
+    def rest(self, features: StepFeatures) -> float:
+        """All but the curve."""
+        return (
+            self.request * features.num_requests
+            + self.context * features.context_tokens
+            + self.attended * features.attended
+            + self.sampled * features.num_sampled
+        )
 
 
 def _vector(features: StepFeatures, weight: float) -> list[float]:
@@ -379,6 +388,7 @@ def _vector(features: StepFeatures, weight: float) -> list[float]:
         weight,
         num_tokens * per_token,
         *[max(0, num_tokens - bend) * per_token for bend in _BENDS],
+        features.num_requests * weight / _REQUESTS,
         features.context_tokens * weight / _CONTEXT,
         features.attended * weight / _ATTENDED,
         features.num_sampled * weight / _SAMPLED,

@@ -4,39 +4,63 @@ Without them the first long prompt would be planned blindly, as one large step t
 everybody waits. The steps are small ones of every kind first, so that a slow model, for which
 there is no time for the large ones, still is known where most steps happen.
 
-Each is run twice, and the quicker time is believed: whatever disturbs a step makes it slower, and
-the first of its kind loads what the others find.
+All are run once, then all once more, and of each the quicker time is believed: whatever disturbs
+a step makes it slower, the first of its kind loads what the others find, and a neighbour who is
+busy for a moment is gone when its turn comes again. Run twice at once, all large steps could be
+slow together, and rows would be thought too dear for hundreds of steps to come.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import median
+from typing import NamedTuple
 
 from hotbatch.core.cost_model import CostModel, StepFeatures
 from hotbatch.core.plan import PlannedRequest, SampleSpec, StepPlan
 from hotbatch.core.sampling_params import SamplingParams
 from hotbatch.engine.protocol import Clock, Executor, ExecutorInfo
 
-_SECONDS = 0.8  # of warming up, give or take a step
+_SECONDS = 0.9  # of warming up, give or take a step
+_KINDS_SECONDS = 0.5  # of them, after which no more kinds of steps are tried
 _GREEDY = SamplingParams(temperature=0.0)
 _CHECK_SECONDS = 0.2  # of looking whether they still take as long
 _DECODE_CONTEXTS = (64, 192)
-_TIMES = 2  # that each step is run
 _ROUNDS = 3  # times that what was measured is shown to a cost model
 _OFF = 1.25  # times as long or as short as predicted, a step is not the one that was known
-# (requests that decode, tokens of a prompt, its position), from quick to slow.
+
+
+class _Shape(NamedTuple):
+    """So many requests that decode, with so many guesses each, and a part of a prompt."""
+
+    decodes: int = 0
+    prompt: int = 0
+    start: int = 0
+    guesses: int = 0
+
+
+# From quick to slow. Guesses tell the price of a row from that of a request.
 _SHAPES = (
-    *((count, 0, 0) for count in (1, 2, 4)),
-    *((0, size, 0) for size in (16, 32)),
-    *((count, 0, 0) for count in (8, 16)),
-    *((count, size, start) for count, size, start in ((4, 16, 512), (8, 32, 0), (0, 64, 0))),
-    *((0, size, start) for size, start in ((32, 2048), (128, 0), (64, 1024))),
-    *((count, 0, 0) for count in (32, 64)),
-    *((count, size, start) for count, size, start in ((16, 64, 256), (32, 128, 0), (0, 128, 3072))),
-    *((0, size, 0) for size in (256, 512)),
+    *map(_Shape, (1, 2, 4)),
+    _Shape(2, guesses=3),
+    *(_Shape(prompt=size) for size in (16, 32)),
+    *map(_Shape, (8, 16)),
+    _Shape(4, 16, 512),
+    _Shape(8, 32),
+    _Shape(8, guesses=3),
+    _Shape(prompt=64),
+    _Shape(prompt=32, start=2048),
+    _Shape(prompt=128),
+    _Shape(prompt=64, start=1024),
+    *map(_Shape, (32, 64)),
+    _Shape(16, guesses=3),
+    _Shape(16, 64, 256),
+    _Shape(32, 128),
+    _Shape(64, guesses=1),
+    _Shape(prompt=128, start=3072),
+    *(_Shape(prompt=size) for size in (256, 512)),
 )
-_CHECKS = ((1, 0, 0), (16, 0, 0), (8, 32, 0), (0, 64, 0), (0, 128, 0))  # a few of them
+_CHECKS = (_Shape(1), _Shape(16), _Shape(8, 32), _Shape(prompt=64), _Shape(prompt=128))
 
 
 def warm_up(
@@ -49,13 +73,21 @@ def warm_up(
     Args:
         max_tokens, max_requests: of a step.
     """
-    until = clock.now() + _SECONDS
-    steps: list[tuple[StepFeatures, float]] = []
+    began = clock.now()
+    plans: list[StepPlan] = []
+    times: list[float] = []
     for plan in _plans(_SHAPES, executor.info, max_tokens, max_requests):
-        features = StepFeatures.of_plan(plan)
-        steps.append((features, _quickest(executor, plan, clock, until)))
-        if clock.now() >= until:
+        if not plans:
+            executor.run(plan)  # loads what all the others find
+        plans.append(plan)
+        times.append(executor.run(plan).seconds)
+        if clock.now() >= began + _KINDS_SECONDS:
             break
+    for index, plan in enumerate(plans):
+        if clock.now() >= began + _SECONDS:
+            break
+        times[index] = min(times[index], executor.run(plan).seconds)
+    steps = list(zip(map(StepFeatures.of_plan, plans), times, strict=True))
     show(steps, model)
     return steps
 
@@ -82,38 +114,37 @@ def is_as_known(
         if until is None:
             executor.run(plan)  # loads what the others find, and is like none of them
             until = clock.now() + _CHECK_SECONDS
-        seconds = _quickest(executor, plan, clock, until)
+        seconds = executor.run(plan).seconds
+        if clock.now() < until:
+            seconds = min(seconds, executor.run(plan).seconds)
         ratios.append(seconds / model.predict(StepFeatures.of_plan(plan)))
         if clock.now() >= until:
             break
     return not ratios or 1.0 / _OFF <= median(ratios) <= _OFF
 
 
-def _quickest(executor: Executor, plan: StepPlan, clock: Clock, until: float) -> float:
-    seconds = executor.run(plan).seconds
-    for _ in range(_TIMES - 1):
-        if clock.now() < until:
-            seconds = min(seconds, executor.run(plan).seconds)
-    return seconds
-
-
 def _plans(
-    shapes: Sequence[tuple[int, int, int]], info: ExecutorInfo, max_tokens: int, max_requests: int
+    shapes: Sequence[_Shape], info: ExecutorInfo, max_tokens: int, max_requests: int
 ) -> Iterator[StepPlan]:
-    for num_decodes, size, start in shapes:
-        if num_decodes + size > max_tokens or num_decodes + bool(size) > max_requests:
+    for decodes, size, start, guesses in shapes:
+        rows = 1 + guesses
+        if decodes * rows + size > max_tokens or decodes + bool(size) > max_requests:
             continue
-        for context in _DECODE_CONTEXTS if num_decodes else _DECODE_CONTEXTS[:1]:
-            lengths = [(context - 1, 1)] * num_decodes
+        for context in _DECODE_CONTEXTS if decodes and not guesses else _DECODE_CONTEXTS[-1:]:
+            lengths = [(context - 1, rows)] * decodes
             if size:
                 lengths.append((start, size))
-            plan = made_up_step(lengths, info)
+            plan = made_up_step(lengths, info, guesses)
             if plan is not None:
                 yield plan
 
 
-def made_up_step(lengths: Sequence[tuple[int, int]], info: ExecutorInfo) -> StepPlan | None:
+def made_up_step(
+    lengths: Sequence[tuple[int, int]], info: ExecutorInfo, num_drafts: int = 0
+) -> StepPlan | None:
     """A step to be timed, of requests that nobody made: (position, tokens) of each.
+
+    Of those with exactly so many tokens besides one, these are guesses to be verified.
 
     Its blocks are counted from the first on. None if the machine does not hold it.
     """
@@ -121,6 +152,7 @@ def made_up_step(lengths: Sequence[tuple[int, int]], info: ExecutorInfo) -> Step
     next_block = 0
     for start, size in lengths:
         end = start + size
+        drafts = num_drafts if size == 1 + num_drafts else 0
         num_blocks = -(-end // info.block_size)
         if end > info.context_len or next_block + num_blocks > info.num_blocks:
             return None
@@ -130,7 +162,8 @@ def made_up_step(lengths: Sequence[tuple[int, int]], info: ExecutorInfo) -> Step
                 start,
                 tuple((index * 7 + 1) % info.vocab_size for index in range(size)),
                 tuple(range(next_block, next_block + num_blocks)),
-                SampleSpec(_GREEDY, 0, end, end),
+                SampleSpec(_GREEDY, 0, end - drafts, end - drafts),
+                drafts,
             )
         )
         next_block += num_blocks

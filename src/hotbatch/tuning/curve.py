@@ -15,6 +15,7 @@ ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 CONTEXTS = (64, 256, 1024)
 PROMPTS = (16, 32, 64, 128, 256, 512, 1024)
 MIXED = ((8, 32), (8, 128), (24, 64), (24, 256))  # decodes, and tokens of a prompt beside them
+GUESSED = ((2, 3), (8, 3), (16, 3), (64, 1))  # decodes, and guesses of each
 _LEAST_REPEATS = 3
 
 Timed = tuple[StepFeatures, float]
@@ -61,6 +62,11 @@ def _plans(info: ExecutorInfo, max_rows: int) -> list[StepPlan]:
     shapes += [[(0, size)] for size in PROMPTS if size <= max_rows]
     shapes += [[(255, 1)] * rows + [(0, size)] for rows, size in MIXED if rows + size <= max_rows]
     plans = [made_up_step(shape, info) for shape in shapes]
+    plans += [
+        made_up_step([(255, 1 + guesses)] * rows, info, guesses)
+        for rows, guesses in GUESSED
+        if rows * (1 + guesses) <= max_rows
+    ]
     return [plan for plan in plans if plan is not None]
 
 

@@ -114,15 +114,13 @@ class Guesser:
         Args:
             limit_of: how many guesses a request may have.
             num_expected: requests that decode or soon will.
-            bar: the chance from which on a guess is worth a look.
+            bar: the chance of its first token from which on a guess is worth a look.
             least: the chance from which on it is worth its row, once it is there.
             deepest: most guesses of a request.
         """
         guesses = []
         tracks = self._tracks
-        most = deepest
-        if most is None:
-            most = max(1, min(_DEEPEST, _TOGETHER // max(1, num_expected)))
+        most = deepest_guess(num_expected) if deepest is None else deepest
         for place, (request, planned) in enumerate(zip(step.requests, step.planned, strict=True)):
             if planned.sample is None or len(planned.tokens) != 1 or not request.speculate:
                 continue
@@ -251,6 +249,11 @@ class Guesser:
         track.num_indexed += num_tokens
         self._num_own_tokens += num_tokens
         return num_tokens
+
+
+def deepest_guess(num_expected: int) -> int:
+    """Tokens of a guess at most, where so many requests decode or soon will."""
+    return max(1, min(_DEEPEST, _TOGETHER // max(1, num_expected)))
 
 
 def _longest_pause(num_expected: int) -> int:

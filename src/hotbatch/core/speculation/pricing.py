@@ -19,7 +19,7 @@ in tiles, a row that costs much may be followed by some that cost nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from math import inf, log
 from typing import NamedTuple
 
 from hotbatch.core.cost_model import CostModel, StepFeatures
@@ -33,6 +33,7 @@ _LARGE = 64  # decodes
 _PROBES = (1, 2, 4, 8)  # rows for which the cheapest price is looked for
 _PATIENCE = 16  # rows without any gain after which no more are tried: no tile is larger
 _HOPELESS = 0.97  # no chance is higher for long
+_HALVINGS = 8  # of the range in which a chance is looked for
 
 
 class Bargain(NamedTuple):
@@ -70,6 +71,30 @@ class Market:
         self._added: list[float] = []
         cheapest = min(self.added_seconds(number) / number for number in _PROBES)
         self.least_chance = cheapest / self.seconds_a_token
+
+    def worth_asking(self, seconds: float, deepest: int) -> float:
+        """The chance of each token, from which on a guess is worth looking for it.
+
+        A guess of several tokens is found at once: each of them earns what its chance of being
+        reached and right is above `least_chance`, and together they must earn the `seconds` that
+        it takes to find them. Above 1 where nothing would.
+
+        Args:
+            deepest: most tokens of a guess.
+        """
+        least, needed = self.least_chance, seconds / self.seconds_a_token
+        low, high = least, 1.0
+        if deepest * (1.0 - least) <= needed:
+            return 1.0 + needed
+        for _ in range(_HALVINGS):
+            chance = 0.5 * (low + high)
+            depth = min(deepest, int(log(least) / log(chance))) if least > 0.0 else deepest
+            earned = chance * (1.0 - chance**depth) / (1.0 - chance) - depth * least
+            if earned < needed:
+                low = chance
+            else:
+                high = chance
+        return high
 
     @property
     def is_closed(self) -> bool:

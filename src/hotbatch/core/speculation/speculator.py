@@ -35,7 +35,7 @@ from hotbatch.core.plan import UNKNOWN, StepPlan, StepResult
 from hotbatch.core.request import Request
 from hotbatch.core.speculation.continuing import PLAIN, Texts
 from hotbatch.core.speculation.draft_model import Candidate, DraftModel
-from hotbatch.core.speculation.guessing import Guess, Guesser
+from hotbatch.core.speculation.guessing import Guess, Guesser, deepest_guess
 from hotbatch.core.speculation.ledger import NEXT_TOKENS, Account, Ledger
 from hotbatch.core.speculation.pricing import Market
 from hotbatch.core.step import Step
@@ -160,7 +160,7 @@ class Speculator:
         if is_mixed:
             return self._draft_beside(market, step, num_expected, limit_of, now)
         least = market.least_chance
-        bar = least + _ASKING / market.seconds_a_token
+        bar = market.worth_asking(_ASKING, deepest_guess(num_expected))
         self._num_without += 1
         if self._num_without > _UNTRIED and bar > _SURE:
             return self._try_prices(market, step, num_expected, limit_of, now)
@@ -199,7 +199,7 @@ class Speculator:
         if market.is_closed:
             return ()
         least = market.least_chance
-        bar = least + _ASKING / market.seconds_a_token
+        bar = market.worth_asking(_ASKING, deepest_guess(num_expected))
         guesses = self.guesser.guess_all(step, limit_of, num_expected, bar, least)
         if not guesses:
             return ()

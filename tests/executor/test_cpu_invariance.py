@@ -114,6 +114,38 @@ def test_threads_change_nothing(precision: str, kv_dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("precision", "kv_dtype"), PAIRS)
+def test_threads_that_are_far_apart_change_nothing(precision: str, kv_dtype: str) -> None:
+    """Some dozens of rows are shared out where each thread else has some columns of all."""
+    machine = executor("mixed", precision, kv_dtype, threads=2)
+    program = machine._program
+    heard = {}
+    for name, loop_seconds in (("near", 1e-7), ("far", 1e-5)):
+        requests = [fields(f"r{index}", prompt(29 + index, seed=index)) for index in range(2)]
+        for _ in range(99):
+            program.note_loop(loop_seconds)
+        assert program.shares_rows(59) == program.shares_rows(48) == (name == "far")
+        assert not program.shares_rows(47) and program.shares_rows(96)
+        heard[name] = run_all(machine, requests)
+    for request in requests:
+        alone = run_alone(executor("mixed", precision, kv_dtype), request)
+        assert_same(heard["near"][request["request_id"]], alone)
+        assert_same(heard["far"][request["request_id"]], alone)
+
+
+@pytest.mark.parametrize("loops", [(1e-7, -1.0, 0.0), (1e-5, -1.0, 0.0)])
+def test_a_loop_that_some_thread_missed_says_nothing(loops: tuple[float, ...]) -> None:
+    program = executor("plain", threads=2)._program
+    usual, *missed = loops
+    for _ in range(99):
+        program.note_loop(usual)
+    shares_rows = program.shares_rows(60)
+    for _ in range(99):
+        for seconds in missed:
+            program.note_loop(seconds)
+    assert program.shares_rows(60) == shares_rows == (usual > 1e-6)
+
+
+@pytest.mark.parametrize(("precision", "kv_dtype"), PAIRS)
 @pytest.mark.parametrize("shape", ["plain", "window"])
 def test_eviction_and_recompute(shape: str, precision: str, kv_dtype: str) -> None:
     """Five requests that need 5 blocks each at the end, in a pool of 12."""

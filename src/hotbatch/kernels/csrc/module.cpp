@@ -205,6 +205,9 @@ likewise the log-probability and the top log-probabilities.)")
            "Seconds and calls by kind of operation since profiling was switched on.")
       .def_prop_ro("vocabulary", &Program::vocabulary)
       .def_prop_ro("threads", &Program::threads)
+      .def("note_loop", &Program::note_loop, "How long a loop of nothing took; steps look themselves.")
+      .def("shares_rows", &Program::shares_rows,
+           "Whether each thread takes some of so many rows, rather than some columns of all.")
       .def_prop_ro("isa", [](const Program& self) { return std::string(self.isa()); })
       .def_prop_ro("weight_bytes", &Program::weight_bytes)
       .def_prop_ro("cache_bytes", &Program::cache_bytes);

@@ -7,7 +7,7 @@
 // the logits of a long prompt need no more memory than those of one slice.
 //
 // Cost: with few rows one barrier an operation, about ten operations a layer; with many, two
-// barriers a layer (see run_segment).
+// barriers a layer (see run_segment). Where threads are far apart, few is fewer.
 #pragma once
 
 #include <memory>
@@ -74,6 +74,10 @@ class Program {
 
   int vocabulary() const;
   int threads() const { return pool_.size(); }
+  // How long a loop of nothing took: steps note it themselves, tests as they like.
+  void note_loop(double seconds);
+  // Whether each thread takes some rows through all operations, or columns are shared out.
+  bool shares_rows(int rows) const;
   const char* isa() const { return table_->name; }
   int64_t weight_bytes() const { return weight_bytes_; }
   int64_t cache_bytes() const { return cache_bytes_; }
@@ -130,7 +134,7 @@ class Program {
   LinearArgs linear_args(const Op& op) const;
   GatedArgs gated_args(const Op& op, int thread) const;
   void run_attention(const Op& op, const Batch& batch);
-  bool shares_rows(int rows) const;
+  void look_how_far(int rows);
   void plan_attention(const Batch& batch);
   void run_logits(const Batch& batch, int first, int count, const SampleArgs* sampling);
   void check(const Batch& batch) const;
@@ -170,6 +174,7 @@ class Program {
   float* gated_scratch_ = nullptr;
   size_t attention_stride_ = 0, sample_stride_ = 0;
 
+  double far_ = 0.0;  // share of recent steps in which threads were far apart
   int64_t weight_bytes_ = 0, cache_bytes_ = 0;
   bool profiling_ = false;
   double seconds_[kKinds] = {};

@@ -26,6 +26,12 @@ constexpr int kRowsPerPiece = 384;
 // With fewer rows a thread, reading all weights on every thread costs more than the barriers do:
 // see run_segment.
 constexpr int kMinRowsPerThread = 48;
+// The same where threads are far apart, so that whatever one has written costs the others more:
+// see benchmarks/step/shared_work.py.
+constexpr int kMinRowsPerFarThread = 24;
+// A loop of nothing takes two threads 0.45 microseconds on one chip and 0.9 on two.
+constexpr double kFarLoop = 0.35e-6;  // for each thread
+constexpr double kFarMemory = 0.9;    // of what steps have shown, what is left after one more
 // What a row is between attention and attention, in all its forms, is some 12 kilobytes in a
 // small model: so many stay in the second cache.
 constexpr int kMaxRowsPerChunk = 96;
@@ -263,8 +269,22 @@ void Program::run_op(const Op& op, const Batch& batch, int rows, const int32_t* 
   });
 }
 
-// Whether each thread takes some rows through all operations, or columns are shared out.
-bool Program::shares_rows(int rows) const { return rows >= kMinRowsPerThread * pool_.size(); }
+bool Program::shares_rows(int rows) const {
+  return rows >= (far_ > 0.5 ? kMinRowsPerFarThread : kMinRowsPerThread) * pool_.size();
+}
+
+void Program::note_loop(double seconds) {
+  if (seconds <= 0.0) return;
+  far_ = kFarMemory * far_ + (1.0 - kFarMemory) * (seconds > kFarLoop * pool_.size());
+}
+
+// Where threads run is the host's affair, and may change within minutes. So whoever could gain
+// from knowing looks again.
+void Program::look_how_far(int rows) {
+  const int threads = pool_.size();
+  if (threads > 1 && rows >= kMinRowsPerFarThread * threads && rows < kMinRowsPerThread * threads)
+    note_loop(pool_.time_loop());
+}
 
 // The operations [begin, end), none of which looks at other rows. With rows enough for every
 // thread each takes some through all of them: no barriers between, and what one operation writes
@@ -473,6 +493,7 @@ void Program::run(const Batch& batch, const SampleArgs* sampling, float* logits_
       timed(Kind::kAttention, [&] { run_attention(ops_[end], batch); });
     begin = end + 1;
   }
+  look_how_far(batch.rows);
   for (int first = 0; first < batch.logit_count; first += shape_.max_logit_rows) {
     const int count = std::min(shape_.max_logit_rows, batch.logit_count - first);
     run_logits(batch, first, count, sampling);

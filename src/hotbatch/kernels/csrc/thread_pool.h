@@ -66,6 +66,11 @@ class ThreadPool {
     run(pieces, task);
   }
 
+  // Seconds until a loop of nothing has reached every thread and is over: how far apart their
+  // cores are. 0 if some thread did not come, as its core is busy. The best of a few loops, so
+  // some microseconds; workers must have had a loop since begin().
+  double time_loop();
+
  private:
   struct Task {
     void (*function)(const void*, int, int);

@@ -2,7 +2,7 @@
 
 Both ways take turns on the same steps, step by step. How far apart the threads' cores are changes
 within minutes on some hosts, so the time of a loop of nothing is printed with each round: on an
-AMD EPYC some 450 ns on one chip, 900 on two.
+AMD EPYC some 150 ns on one chip, 750 on two.
 
     python benchmarks/step/shared_work.py [--rows 48,64,80] [--rounds 3] [--turns 15]
 """

@@ -158,7 +158,7 @@ def test_guesses_that_pay_beside_prompts_bring_first_tokens_forward(share_right:
 def test_middling_guesses_are_not_made_beside_prompts() -> None:
     off, on = serve(0.4, guesses=False), serve(0.4, guesses=True)
     assert on.alone > 100
-    assert on.beside < 10  # until it is known how often they come true
+    assert on.beside <= 5  # until it is known how often they come true
     assert max(later(on)) <= 1.02 * max(later(off))
     assert on.tokens == off.tokens
 

@@ -58,6 +58,22 @@ def test_what_is_slow_for_a_moment_is_not_what_it_costs(begins: int, ends: int) 
     assert ends < runs and steps == expected
 
 
+def test_the_first_run_of_a_step_is_not_what_it_costs() -> None:
+    quick = RooflineStepTime(per_token=1e-5, weights=1e-4, overhead=1e-5)
+    seen: list[StepPlan] = []
+
+    def cold(plan: StepPlan) -> float:
+        is_first = not any(plan is other for other in seen)
+        seen.append(plan)
+        return quick(plan) * (3.0 if is_first else 1.0)
+
+    executor = TimeOnlyExecutor(num_blocks=2048, max_model_len=8192, step_time=cold)
+    steps = warm_up(executor, CostModel(), executor.clock, max_tokens=512, max_requests=256)
+    as_it_is = TimeOnlyExecutor(num_blocks=2048, max_model_len=8192, step_time=quick)
+    expected = warm_up(as_it_is, CostModel(), as_it_is.clock, max_tokens=512, max_requests=256)
+    assert steps == expected
+
+
 def test_a_row_is_told_from_a_request() -> None:
     """A guess is a row that finds its request there already."""
     executor = TimeOnlyExecutor(

@@ -144,7 +144,7 @@ def made_up_step(
 ) -> StepPlan | None:
     """A step to be timed, of requests that nobody made: (position, tokens) of each.
 
-    Of those with exactly so many tokens besides one, these are guesses to be verified.
+    The last `num_drafts` tokens of each are guesses to be verified.
 
     Its blocks are counted from the first on. None if the machine does not hold it.
     """
@@ -152,7 +152,6 @@ def made_up_step(
     next_block = 0
     for start, size in lengths:
         end = start + size
-        drafts = num_drafts if size == 1 + num_drafts else 0
         num_blocks = -(-end // info.block_size)
         if end > info.context_len or next_block + num_blocks > info.num_blocks:
             return None
@@ -162,8 +161,8 @@ def made_up_step(
                 start,
                 tuple((index * 7 + 1) % info.vocab_size for index in range(size)),
                 tuple(range(next_block, next_block + num_blocks)),
-                SampleSpec(_GREEDY, 0, end - drafts, end - drafts),
-                drafts,
+                SampleSpec(_GREEDY, 0, end - num_drafts, end - num_drafts),
+                num_drafts,
             )
         )
         next_block += num_blocks

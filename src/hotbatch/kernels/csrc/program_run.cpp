@@ -29,8 +29,8 @@ constexpr int kMinRowsPerThread = 48;
 // The same where threads are far apart, so that whatever one has written costs the others more:
 // see benchmarks/step/shared_work.py.
 constexpr int kMinRowsPerFarThread = 24;
-// A loop of nothing takes two threads 0.45 microseconds on one chip and 0.9 on two.
-constexpr double kFarLoop = 0.35e-6;  // for each thread
+// A loop of nothing takes two threads 0.15 microseconds on one chip and 0.75 on two.
+constexpr double kFarLoop = 0.2e-6;   // for each thread
 constexpr double kFarMemory = 0.9;    // of what steps have shown, what is left after one more
 // What a row is between attention and attention, in all its forms, is some 12 kilobytes in a
 // small model: so many stay in the second cache.

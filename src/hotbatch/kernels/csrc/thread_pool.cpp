@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <sched.h>
 
-#include <algorithm>
 #include <chrono>
 
 #if defined(__x86_64__)

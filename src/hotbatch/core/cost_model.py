@@ -49,7 +49,8 @@ class StepFeatures(NamedTuple):
     Attributes:
         num_tokens: rows of the step.
         num_requests: sequences in it.
-        context_tokens: KV tokens read: the sum of the requests' context lengths.
+        context_tokens: KV tokens read: the sum of the requests' context lengths, but what
+            several begin with once.
         attended: the sum over rows of the context that each row attends to.
         num_sampled: rows through the head.
     """
@@ -77,13 +78,17 @@ class StepFeatures(NamedTuple):
         """Every row is sampled from: decodes and drafts, whose time the same tiles settle."""
         return self.num_tokens == self.num_sampled
 
-    def plus_decode(self, context_len: int, count: int = 1) -> StepFeatures:
-        """With one more row, the last of `context_len` tokens, which is sampled; -1: without."""
+    def plus_decode(self, context_len: int, count: int = 1, num_shared: int = 0) -> StepFeatures:
+        """With one more row, the last of `context_len` tokens, which is sampled; -1: without.
+
+        Args:
+            num_shared: of its tokens, read for others in any case.
+        """
         length = count * context_len
         return StepFeatures(
             self.num_tokens + count,
             self.num_requests + count,
-            self.context_tokens + length,
+            self.context_tokens + length - count * num_shared,
             self.attended + length,
             self.num_sampled + count,
         )
@@ -96,12 +101,15 @@ class StepFeatures(NamedTuple):
         """What is left without a part of it."""
         return StepFeatures(*(own - other for own, other in zip(self, part, strict=True)))
 
-    def plus_chunk(self, start: int, size: int, num_sampled: int = 0) -> StepFeatures:
-        """With `size` more rows of one request, at positions from `start` on."""
+    def plus_chunk(
+        self, start: int, size: int, num_sampled: int = 0, num_shared: int = 0
+    ) -> StepFeatures:
+        """With `size` more rows of one request, at positions from `start` on; `num_shared` as in
+        `plus_decode`."""
         return StepFeatures(
             self.num_tokens + size,
             self.num_requests + 1,
-            self.context_tokens + start + size,
+            self.context_tokens + start + size - num_shared,
             self.attended + _attended(start, size),
             self.num_sampled + num_sampled,
         )

@@ -103,6 +103,7 @@ class Request:
         "num_once_computed",
         "num_pauses",
         "num_prompt",
+        "num_shared",
         "order",
         "params",
         "priority",
@@ -181,6 +182,7 @@ class Request:
         self.capacity = 0  # tokens that fit the block table
         self.block_keys: list[bytes] = []  # content keys of the full blocks of `tokens`
         self.num_indexed = 0  # blocks of the table known to the prefix cache
+        self.num_shared = 0  # tokens that others with a seat read too, and are counted for
         self.num_cached: int | None = None  # prompt tokens found in the cache; None: not asked yet
 
         self.first_token_at: float | None = None

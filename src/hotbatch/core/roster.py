@@ -16,6 +16,7 @@ from hotbatch.core.class_queue import ClassQueue
 from hotbatch.core.fairness import VirtualTokenCounters
 from hotbatch.core.rank import IN_TURN, Rank
 from hotbatch.core.request import Request, RequestEvent, RequestState
+from hotbatch.core.shared_prefixes import SharedPrefixes
 
 
 def seniority(request: Request) -> tuple[int, int]:
@@ -34,17 +35,20 @@ class Roster:
     Args:
         counters: by rank, of its tenants, if they are to be served fairly.
         leeway: by which deadlines may bend that, as in `ClassQueue`.
+        block_size: tokens a KV block.
     """
 
     def __init__(
         self,
         counters: Sequence[VirtualTokenCounters] | None,
         leeway: float = 0.0,
+        block_size: int = 16,
     ) -> None:
         self.by_id: dict[str, Request] = {}
         self.running: list[Request] = []
         self.paused: dict[Request, None] = {}  # a set in order; they stand in a queue as well
         self.queues = [ClassQueue(_counters_of(rank, counters), leeway) for rank in Rank]
+        self._prefixes = SharedPrefixes(block_size)  # of those that run
         self.num_changes = 0  # of who has a seat, since the start
 
     def __len__(self) -> int:
@@ -69,7 +73,7 @@ class Roster:
         self.queues[request.rank].push(request)
 
     def seat(self, request: Request) -> None:
-        """Give a queued request a seat. Its blocks are its own affair."""
+        """Give a queued request a seat. It has its blocks already."""
         self.queues[request.rank].remove(request)
         if request.state is RequestState.PAUSED:
             del self.paused[request]
@@ -78,9 +82,11 @@ class Roster:
             request.apply(RequestEvent.ADMIT)
         self.num_changes += 1
         insort(self.running, request, key=seniority)
+        self._prefixes.add(request)
 
     def pause(self, request: Request) -> None:
         self._unseat(request)
+        self._prefixes.remove(request)
         request.apply(RequestEvent.PAUSE)
         request.num_pauses += 1
         self.paused[request] = None
@@ -93,6 +99,7 @@ class Roster:
             request.apply(RequestEvent.EVICT)  # its place in the queue is the same
             return
         self._unseat(request)
+        self._prefixes.remove(request)
         request.apply(RequestEvent.EVICT)
         self.queues[request.rank].push(request)
 
@@ -100,6 +107,7 @@ class Roster:
         """Take out a request that ends."""
         if request.state is RequestState.RUNNING:
             self._unseat(request)
+            self._prefixes.remove(request)
         else:
             self.queues[request.rank].remove(request)
             self.paused.pop(request, None)
@@ -107,9 +115,13 @@ class Roster:
     def drop_finished(self) -> None:
         """Take those out of the seats that have ended: one pass for all of a step."""
         self.num_changes += 1
-        self.running = [
-            request for request in self.running if request.state is RequestState.RUNNING
-        ]
+        running: list[Request] = []
+        for request in self.running:
+            if request.state is RequestState.RUNNING:
+                running.append(request)
+            else:
+                self._prefixes.remove(request)
+        self.running = running
 
     def set_rank(self, request: Request, rank: int, key: tuple[float, ...] | None = None) -> None:
         """Move a request to another rank; `key` is its new place among newcomers, if it is one."""
@@ -154,4 +166,5 @@ class Roster:
         assert all(self.by_id.get(request.request_id) is request for request in live)
         assert len(live) == len(set(live)), "a request is in two places"
         assert self.paused.keys() <= set(queued), "a paused request is in no queue"
+        self._prefixes.check_integrity(self.running)
         assert self.running == sorted(self.running, key=seniority), "seats are out of order"

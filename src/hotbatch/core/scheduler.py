@@ -109,7 +109,7 @@ class Scheduler:
             self._counters = [VirtualTokenCounters(weights) for _ in Rank]
         self._kv = KvCache(config, cost_model)
         seconds_for = prompt_seconds(cost_model, config.max_num_batched_tokens)
-        self._roster = Roster(self._counters, leeway=config.max_num_batched_tokens)
+        self._roster = Roster(self._counters, config.max_num_batched_tokens, config.block_size)
         self._shares = OwedShares(
             OwedShare(config.batch_share),
             OwedShare(config.late_share, memory=config.max_num_batched_tokens),

@@ -29,6 +29,7 @@ class Step:
         "context_tokens",
         "copies",
         "decode_context",
+        "decode_reads",
         "draft_seconds",
         "features",
         "gap",
@@ -56,6 +57,7 @@ class Step:
         self.num_sampled = 0
         self.num_decodes = 0
         self.decode_context = 0
+        self.decode_reads = 0  # the same, but what several begin with once
         self.num_drafts = 0
         self.num_recomputed = 0
         self.model_drafts: tuple[ModelDraft, ...] = ()
@@ -97,7 +99,9 @@ class Step:
         end = start + size
         num_known = len(request.tokens)
         if size > 1 or start < request.num_prompt or end < num_known:
-            self.prompts = self.prompts.plus_chunk(start, size, int(end >= num_known))
+            self.prompts = self.prompts.plus_chunk(
+                start, size, int(end >= num_known), request.num_shared
+            )
         if request.num_evictions:
             self.num_recomputed += max(0, min(end, request.num_once_computed) - start)
         self.enter(request, tuple(request.tokens[start:end]))
@@ -132,6 +136,7 @@ class Step:
             if size == 1:
                 self.num_decodes += 1
                 self.decode_context += end
+                self.decode_reads += end - request.num_shared
         next_tokens: tuple[int, ...] = ()
         if request.params.prompt_logprobs is not None and num_known == request.num_prompt:
             next_tokens = tuple(request.tokens[start + 1 : end + 1])
@@ -150,7 +155,7 @@ class Step:
         self.requests.append(request)
         self.budget -= size
         self.num_tokens += size
-        self.context_tokens += end
+        self.context_tokens += end - request.num_shared
         self.attended += end if size == 1 else size * start + size * (size + 1) // 2
         request.num_computed = end
         request.in_flight += 1
@@ -188,7 +193,7 @@ class Step:
         """`enter` for requests of which one token is not computed: of hundreds in every step, so
         what each costs counts."""
         planned, entered = self.planned, self.requests
-        num_sampled = context = 0
+        num_sampled = context = shared = 0
         for request in requests:
             tokens = request.tokens
             end = len(tokens)
@@ -213,6 +218,7 @@ class Step:
             entered.append(request)
             num_sampled += 1
             context += end
+            shared += request.num_shared
             request.num_computed = end
             request.in_flight += 1
         self.num_sampled += num_sampled
@@ -220,5 +226,6 @@ class Step:
         self.budget -= num_sampled
         self.num_tokens += num_sampled
         self.decode_context += context
-        self.context_tokens += context
+        self.decode_reads += context - shared
+        self.context_tokens += context - shared
         self.attended += context

@@ -69,17 +69,18 @@ def sharing(model: CostModel, decodes: Sequence[Sequence[Request]]) -> float:
     Of a step that lasts as long as the decodes allow, prompts have what those leave.
     """
     tightest = inf
-    num_decodes = context = 0
+    num_decodes = context = shared = 0
     for requests in decodes:
         num_decodes += len(requests)
         for request in requests:
             context += len(request.tokens)
+            shared += request.num_shared
             tpot = request.promised.tpot
             if tpot is not None and tpot < tightest:
                 tightest = tpot
     if not num_decodes:
         return _SHARING
-    features = StepFeatures(num_decodes, num_decodes, context, context, num_decodes)
+    features = StepFeatures(num_decodes, num_decodes, context - shared, context, num_decodes)
     alone = model.predict(features)
     step = _STRETCH * alone
     if tightest < inf:
@@ -131,12 +132,13 @@ class StepClock:
         self._tokens_a_decode = tokens_a_decode
         self.gap = inf
         self._is_felt = any(decodes[Rank.STANDARD :])
-        num_decodes = context = 0
+        num_decodes = context = shared = 0
         due = tightest = inf
         for requests in decodes:
             num_decodes += len(requests)
             for request in requests:
                 context += len(request.tokens)
+                shared += request.num_shared
                 if request.due < due:
                     due = request.due
                 tpot = request.promised.tpot
@@ -144,7 +146,8 @@ class StepClock:
                     tightest = tpot
         self._slack = due - now
         self._tpot = tightest
-        self._decodes = StepFeatures(num_decodes, num_decodes, context, context, num_decodes)
+        reads = context - shared
+        self._decodes = StepFeatures(num_decodes, num_decodes, reads, context, num_decodes)
         self.skipped: frozenset[Request] = frozenset()
         if self._slack < inf and model.predict_p95(self._decodes) > self._slack > 0.0:
             self._skip_some(decodes, spared)
@@ -304,7 +307,7 @@ class StepClock:
         alone = StepFeatures()
         for request in light:
             if len(request.tokens) - request.num_computed == 1:
-                alone = alone.plus_decode(len(request.tokens))
+                alone = alone.plus_decode(len(request.tokens), 1, request.num_shared)
                 self._paced_rank = max(self._paced_rank, min(request.rank, Rank.INTERACTIVE))
         if not alone.num_tokens:
             return

@@ -58,8 +58,9 @@ def take_turns(
     if not some.skipped:
         return some
     context = sum(len(request.tokens) for request in others)
+    reads = context - sum(request.num_shared for request in others)
     num = len(others)
-    none = decodes.minus(StepFeatures(num, num, context, context, num))
+    none = decodes.minus(StepFeatures(num, num, reads, context, num))
     shortest = model.predict(none)
     some_seconds = model.predict(some.decodes) - shortest
     all_seconds = model.predict(decodes) - shortest
@@ -83,5 +84,5 @@ def without(
     while left and model.predict_p95(decodes) > seconds:
         request = left.pop()
         skipped.append(request)
-        decodes = decodes.plus_decode(len(request.tokens), -1)
+        decodes = decodes.plus_decode(len(request.tokens), -1, request.num_shared)
     return Turns(decodes, skipped)

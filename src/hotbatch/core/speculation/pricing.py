@@ -65,8 +65,8 @@ class Market:
         if n == base.num_tokens:
             self._alone = self.seconds
         else:
-            context = n * self._context
-            self._alone = model.predict(StepFeatures(n, n, context, context, n))
+            reads = n * (step.decode_reads // step.num_decodes)
+            self._alone = model.predict(StepFeatures(n, n, reads, n * self._context, n))
         self.seconds_a_token = self._alone / n
         self._added: list[float] = []
         cheapest = min(self.added_seconds(number) / number for number in _PROBES)

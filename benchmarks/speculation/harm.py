@@ -13,8 +13,10 @@ from the first arrival to the last end; the time to the first token has its wait
 
 In virtual time both sides see the same moments, and steps take the same times. `--real` asks two
 servers in turn over HTTP, with a second run of `off` (`off again`) that tells how noisy the
-machine is; the best of the runs counts for throughput, the least for times. A turn begins when
-neither computes any more, guesses included.
+machine is. A turn begins when neither computes any more, guesses included. The table has the
+medians of the runs. What counts are the ratios run by run: `on` stands between `off` and `off
+again` and is held against the mean of both, so that a machine that becomes faster or slower
+meanwhile favours nobody. Of these ratios the mean is told, and its standard error.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from math import exp, inf, log, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -195,11 +198,13 @@ def measure_real(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                     case = 200 + 10 * number + list(urls).index(name)
                     runs[name].append(asyncio.run(crowd(urls[name], arguments, rate, number, case)))
             sides = {
-                name: {key: best(key, [run[key] for run in those]) for key in those[0]}
+                name: {key: statistics.median(run[key] for run in those) for key in those[0]}
                 for name, those in runs.items()
             }
             rows.append({"load": load, "seed": 0, "sides": sides, "runs": runs})
             show(rows[-1])
+            show_ratios("on / off", runs["on"], runs["off"], runs["off again"])
+            show_ratios("off again / off", runs["off again"], runs["off"])
         metrics = httpx.get(f"{urls['on']}/metrics", trust_env=False).text
     for line in metrics.splitlines():
         if line.startswith("hotbatch:draft_"):
@@ -207,9 +212,17 @@ def measure_real(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def best(key: str, values: Sequence[float]) -> float:
-    """What the machine can do; the rest is its neighbours'."""
-    return max(values) if key.endswith("per_s") else min(values)
+def show_ratios(name: str, ones: Sequence[Figures], *others: Sequence[Figures]) -> None:
+    """Run by run, one side against the mean of others: the mean ratio and its standard error."""
+    words = []
+    for key in ("tok_per_s", "ttft_p50", "ttft_p99"):
+        ratios = [
+            log(one[key] / statistics.geometric_mean(other[key] for other in those))
+            for one, *those in zip(ones, *others, strict=True)
+        ]
+        error = statistics.stdev(ratios) / sqrt(len(ratios)) if len(ratios) > 1 else inf
+        words.append(f"{key} {exp(statistics.fmean(ratios)):.3f} +- {error:.3f}")
+    print(f"   {name}, run by run: {', '.join(words)}", flush=True)
 
 
 def show(row: dict[str, Any]) -> None:

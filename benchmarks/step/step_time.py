@@ -4,10 +4,12 @@ The ideal of a step is the larger of the bytes it must read at the measured memo
 (weights once, the keys and values of every context) and the operations it must do at the
 measured compute, attention included; both ceilings are measured in the same run. Printed are
 the median and the least over the steps, the share of the ideal, and where the time goes by
-kind of operation; a plot is written if matplotlib is there.
+kind of operation; a plot is written if matplotlib is there. With `--shared` the sequences have so
+many tokens at their beginning in common, which are to be read once.
 
     python benchmarks/step/step_time.py [--precision int8] [--contexts 128,1024,4096]
-        [--rows 1,2,4,8,16,32,64,128,256] [--prefill 512] [--plot step.png] [--json step.json]
+        [--rows 1,2,4,8,16,32,64,128,256] [--shared 0] [--prefill 512] [--plot step.png]
+        [--json step.json]
 """
 
 from __future__ import annotations
@@ -84,32 +86,42 @@ def linear_weights(config: ModelConfig) -> tuple[int, int]:
 
 
 def step_work(
-    config: ModelConfig, executor: CpuExecutor, kv_dtype: str, lengths: list[tuple[int, int]]
+    config: ModelConfig,
+    executor: CpuExecutor,
+    kv_dtype: str,
+    lengths: list[tuple[int, int]],
+    shared: int = 0,
 ) -> Work:
-    """`lengths` holds (tokens computed, context after them) of each sequence; each samples."""
+    """`lengths` holds (tokens computed, context after them) of each sequence; each samples.
+    `shared` tokens are the beginning of all of them."""
     body, head = linear_weights(config)
     rows = sum(count for count, _ in lengths)
     token_bytes = 2 * config.num_kv_heads * config.head_dim * CACHE_NUMBER_BYTES[kv_dtype]
     pairs = sum(
         count * context - count * (count - 1) // 2 for count, context in lengths
     )  # query-key pairs under the causal mask
+    read = sum(context for _, context in lengths) - shared * (len(lengths) - 1)
     return Work(
         weight_bytes=executor.program.weight_bytes,
-        cache_bytes=float(config.num_layers * token_bytes * sum(c for _, c in lengths)),
+        cache_bytes=float(config.num_layers * token_bytes * read),
         linear_operations=2.0 * (body * rows + head * len(lengths)),
         attention_operations=4.0 * config.num_layers * config.num_heads * config.head_dim * pairs,
     )
 
 
-def decode_plan(rows: int, context: int, block_size: int, chunk: int = 1) -> StepPlan:
-    """`rows` sequences, each computing its last `chunk` tokens of `context`."""
+def decode_plan(
+    rows: int, context: int, block_size: int, chunk: int = 1, shared: int = 0
+) -> StepPlan:
+    """`rows` sequences, each computing its last `chunk` tokens of `context`, the first `shared` of
+    which are those of the first sequence."""
     blocks = -(-context // block_size)
+    common = tuple(range(shared // block_size))
     requests = tuple(
         PlannedRequest(
             request_id=str(row),
             start=context - chunk,
             tokens=tuple((row * 131 + i * 7) % 1000 for i in range(chunk)),
-            block_ids=tuple(range(row * blocks, (row + 1) * blocks)),
+            block_ids=common + tuple(range(row * blocks + len(common), (row + 1) * blocks)),
             sample=SampleSpec(GREEDY, seed=row, position=context, num_prompt=context),
         )
         for row in range(rows)
@@ -144,6 +156,7 @@ class Point:
     rows: int
     context: int
     chunk: int
+    shared: int
     median_ms: float
     least_ms: float
     ideal_ms: float
@@ -159,16 +172,18 @@ def measure_point(
     rows: int,
     context: int,
     chunk: int,
+    shared: int,
     seconds: float,
 ) -> Point:
-    plan = decode_plan(rows, context, executor.info.block_size, chunk)
+    plan = decode_plan(rows, context, executor.info.block_size, chunk, shared)
     times, kinds = measure(executor, plan, seconds)
-    work = step_work(config, executor, kv_dtype, [(chunk, context)] * rows)
+    work = step_work(config, executor, kv_dtype, [(chunk, context)] * rows, shared)
     ideal, median = work.ideal_seconds(ceiling), statistics.median(times)
     return Point(
         rows=rows,
         context=context,
         chunk=chunk,
+        shared=shared,
         median_ms=median * 1e3,
         least_ms=min(times) * 1e3,
         ideal_ms=ideal * 1e3,
@@ -180,6 +195,8 @@ def measure_point(
 def show(point: Point) -> str:
     kinds = "  ".join(f"{name} {ms:.2f}" for name, ms in point.kinds_ms.items() if ms >= 0.005)
     what = f"{point.rows:4d} rows" if point.chunk == 1 else f"{point.chunk:4d} tokens"
+    if point.shared:
+        what += f", {point.shared} shared,"
     return (
         f"{what} at {point.context:5d}: median {point.median_ms:8.2f} ms  least "
         f"{point.least_ms:8.2f}  ideal {point.ideal_ms:8.2f}  {point.ideal_share:4.0%}   {kinds}"
@@ -193,8 +210,9 @@ def plot(points: list[Point], path: str) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    for index, context in enumerate(sorted({p.context for p in points if p.chunk == 1})):
-        line = [p for p in points if p.context == context and p.chunk == 1]
+    contexts = sorted({p.context for p in points if p.chunk == 1 and not p.shared})
+    for index, context in enumerate(contexts):
+        line = [p for p in points if p.context == context and p.chunk == 1 and not p.shared]
         rows = [p.rows for p in line]
         axes.plot(rows, [p.median_ms for p in line], f"C{index}o-", label=f"context {context}")
         axes.plot(rows, [p.ideal_ms for p in line], f"C{index}--", label=f"ideal at {context}")
@@ -220,6 +238,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=usable_cpus())
     parser.add_argument("--rows", type=integers, default=[1, 2, 4, 8, 16, 32, 64, 128, 256])
     parser.add_argument("--contexts", type=integers, default=[128, 1024, 4096])
+    parser.add_argument("--shared", type=integers, default=[0], help="tokens that all begin with")
     parser.add_argument("--prefill", type=integers, default=[512], help="prompt lengths")
     parser.add_argument("--max-cache-gb", type=float, default=8.0, help="skip larger points")
     parser.add_argument("--seconds", type=float, default=1.0, help="of measuring a point")
@@ -232,16 +251,17 @@ def main() -> None:
     token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     token_bytes *= CACHE_NUMBER_BYTES[args.kv_cache_dtype]
     shapes = [
-        (rows, context, 1)
+        (rows, context, 1, shared)
         for context in args.contexts
         for rows in args.rows
+        for shared in args.shared
         if rows * context * token_bytes <= args.max_cache_gb * 1e9
-        and context <= config.max_position_embeddings
+        and shared < context <= config.max_position_embeddings
     ]
-    shapes += [(1, length, length) for length in args.prefill]
+    shapes += [(1, length, length, 0) for length in args.prefill]
     executor = CpuExecutor(
         model,
-        num_blocks=max(rows * -(-context // 16) for rows, context, _ in shapes),
+        num_blocks=max(rows * -(-context // 16) for rows, context, *_ in shapes),
         precision=args.precision,
         kv_cache_dtype=args.kv_cache_dtype,
         threads=args.threads,
@@ -255,10 +275,8 @@ def main() -> None:
         f"{1e9 * _native.measure_loop(args.threads):.0f} ns to hand out a loop\n"
     )
     points = []
-    for rows, context, chunk in shapes:
-        point = measure_point(
-            executor, config, args.kv_cache_dtype, ceiling, rows, context, chunk, args.seconds
-        )
+    for shape in shapes:
+        point = measure_point(executor, config, args.kv_cache_dtype, ceiling, *shape, args.seconds)
         print(show(point), flush=True)
         points.append(point)
     if args.plot:

@@ -258,3 +258,61 @@ def test_a_broken_row_breaks_no_other(isa: str, precision: str, fused: bool) -> 
         else:
             np.testing.assert_array_equal(together[row], program([row])[0])
     assert not together[5].any()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("inputs", "outputs"), [(48, 33), (192, 80), (576, 7), (1536, 64)])
+def test_one_scale_a_row_matches_reference(isa: str, inputs: int, outputs: int) -> None:
+    rng = np.random.default_rng(inputs)
+    table = rng.standard_normal((40, inputs)).astype(np.float32)
+    weight = rng.standard_normal((outputs, inputs)).astype(np.float32)
+
+    def record(program, x):
+        index = program.add_weight("int8", [raw_f32(weight)], None)
+        return program.linear(program.convert(x, "int8", row_scale=True), index, -1)
+
+    actual = LayerProgram(table, record, isa=isa)(list(range(40)))
+    quantized = reference.quantize_weight_int8(torch.from_numpy(weight))
+    expected = reference.linear_int8(torch.from_numpy(table), *quantized, group=inputs).numpy()
+    np.testing.assert_allclose(
+        actual, expected, atol=TOLERANCE["int8"] * float(np.abs(expected).max())
+    )
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_one_scale_a_row_does_not_depend_on_batch_or_threads(isa: str) -> None:
+    """Tiles of every height, a broken row and a row of zeros."""
+    rng = np.random.default_rng(7)
+    table = rng.standard_normal((40, 320)).astype(np.float32)
+    table[17, 3], table[18, 5], table[5] = np.nan, np.inf, 0.0
+    weight = raw_f32(rng.standard_normal((96, 320)))
+    norm = rng.standard_normal(320).astype(np.float32)
+
+    def record(program, x):
+        x = program.norm(x, program.add_vector(norm), 1e-5, "int8", row_scale=True)
+        return program.linear(x, program.add_weight("int8", [weight], None), -1)
+
+    alone = LayerProgram(table, record, isa=isa)
+    shared = LayerProgram(table, record, isa=isa, threads=3)
+    solo = np.concatenate([alone([row]) for row in range(40)])
+    for count in range(1, 41):
+        np.testing.assert_array_equal(shared(list(range(count))), solo[:count])
+    assert np.isnan(solo[[17, 18]]).all()
+    assert not solo[5].any()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_longest_row_does_not_overflow(isa: str) -> None:
+    """Equal bytes throughout make the largest sums that there can be."""
+    inputs = 1 << 15
+    table = np.ones((2, inputs), np.float32)
+    table[1] = -1.0
+    weight = raw_f32(np.ones((32, inputs)))
+
+    def record(program, x):
+        index = program.add_weight("int8", [weight], None)
+        return program.linear(program.convert(x, "int8", row_scale=True), index, -1)
+
+    actual = LayerProgram(table, record, isa=isa)([0, 1])
+    np.testing.assert_allclose(actual[0], inputs, rtol=1e-6)
+    np.testing.assert_allclose(actual[1], -inputs, rtol=1e-6)

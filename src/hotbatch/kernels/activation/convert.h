@@ -93,6 +93,30 @@ inline void quantise_rows(const Activation& act, int row, int count, int group, 
 
 #endif
 
+// A whole row with one scale. `value` is asked twice for each number: nothing need hold them.
+template <class Value>
+inline void quantise_row(const Activation& act, int row, Value value) {
+  vf magnitude = zero(), probe = zero();
+  for (int k = 0; k < act.cols; k += kLanes) {
+    const vf x = value(k);
+    magnitude = max(magnitude, abs(x));
+    probe = fma(x, zero(), probe);
+  }
+  const float top = largest(magnitude);
+  const bool empty = !(top > 1e-30f);
+  const vf inverse = set1(empty ? 0.0f : 127.0f / top);
+  const float finite_scale = empty ? 0.0f : top / 127.0f;
+  auto* out = static_cast<int8_t*>(act.data) + int64_t{row} * act.stride;
+  vi total = izero();
+  for (int k = 0; k < act.stride; k += kLanes) {
+    const vi q = k < act.cols ? round_to_int(value(k) * inverse) : izero();
+    total = total + q;
+    store_s8(out + k, q);
+  }
+  act.scales[row] = any_nan(probe) ? std::numeric_limits<float>::quiet_NaN() : finite_scale;
+  act.offsets[row] = -128 * sum(total);
+}
+
 template <class Value>
 inline void keep_columns(const Activation& act, int row, int first, int last, Value value) {
   if (act.precision == Precision::kF32) {
@@ -129,6 +153,11 @@ inline void write_columns(const Activation& act, int row, int first, int last, V
 template <class Value>
 inline void write_rows(const Activation& act, int begin, int end, int first, int last,
                        Value value) {
+  if (act.has_row_scale()) {
+    for (int row = begin; row < end; ++row)
+      quantise_row(act, row, [&](int k) { return value(row, k); });
+    return;
+  }
 #if defined(__AVX512F__)
   // Of a few rows the joint work would be mostly for nobody.
   constexpr int kLeastRows = 4;

@@ -143,12 +143,20 @@ likewise the log-probability and the top log-probabilities.)")
            nb::arg("dtype"), nb::arg("block_size"), nb::arg("kv_heads"), nb::arg("head_dim"),
            nb::arg("layers"), nb::arg("blocks"))
       .def("embed", &Program::embed)
-      .def("norm", [](Program& self, int input, int vector, float eps, const std::string& format) {
-        return self.norm(input, vector, eps, precision_of(format));
-      })
-      .def("convert", [](Program& self, int input, const std::string& format) {
-        return self.convert(input, precision_of(format));
-      })
+      .def(
+          "norm",
+          [](Program& self, int input, int vector, float eps, const std::string& format,
+             bool row_scale) {
+            return self.norm(input, vector, eps, precision_of(format), row_scale);
+          },
+          nb::arg("input"), nb::arg("vector"), nb::arg("eps"), nb::arg("format"),
+          nb::arg("row_scale") = false)
+      .def(
+          "convert",
+          [](Program& self, int input, const std::string& format, bool row_scale) {
+            return self.convert(input, precision_of(format), row_scale);
+          },
+          nb::arg("input"), nb::arg("format"), nb::arg("row_scale") = false)
       .def("silu_mul", [](Program& self, int input, const std::string& format) {
         return self.silu_mul(input, precision_of(format));
       })

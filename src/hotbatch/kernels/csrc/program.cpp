@@ -120,19 +120,23 @@ int Program::new_buffer(int cols, bool selected) {
 void Program::release(int buffer) { buffers_.at(static_cast<size_t>(buffer)).is_free = true; }
 
 // All activations of one kind share memory: each is read by the very next operation.
-int Program::new_activation(Precision format, int cols) {
+int Program::new_activation(Precision format, int cols, bool row_scale) {
+  const int group = row_scale && format == Precision::kInt8 ? padded_inputs(format, cols)
+                                                            : group_size(format);
   for (size_t i = 0; i < activations_.size(); ++i)
-    if (activations_[i].precision == format && activations_[i].cols == cols)
+    if (activations_[i].precision == format && activations_[i].cols == cols &&
+        activations_[i].group == group)
       return static_cast<int>(i);
   Activation act;
   act.precision = format;
   act.cols = cols;
+  act.group = group;
   act.stride = padded_inputs(format, cols);
   const size_t rows = static_cast<size_t>(std::max(shape_.max_rows, shape_.max_logit_rows));
   const size_t element = format == Precision::kF32 ? 4 : format == Precision::kBf16 ? 2 : 1;
   act.data = buffers_memory_.take(rows * static_cast<size_t>(act.stride) * element);
   if (format == Precision::kInt8 || format == Precision::kInt4) {
-    act.groups = act.stride / group_size(format);
+    act.groups = act.stride / group;
     // Not a multiple of a page: the groups of a row would share one set of the first cache.
     act.scale_stride = round_up(static_cast<int>(rows), 16) + 16;
     const size_t count = static_cast<size_t>(act.groups * act.scale_stride);
@@ -156,24 +160,24 @@ int Program::embed(int table) {
   return op.output;
 }
 
-int Program::norm(int input, int vector, float eps, Precision format) {
+int Program::norm(int input, int vector, float eps, Precision format, bool row_scale) {
   const Buffer& in = buffers_.at(static_cast<size_t>(input));
   Op op{Kind::kNorm};
   op.input = input;
   op.weight = vector;
   op.eps = eps;
   op.width = in.cols;
-  op.output = new_activation(format, in.cols);
+  op.output = new_activation(format, in.cols, row_scale);
   ops_.push_back(op);
   return op.output;
 }
 
-int Program::convert(int input, Precision format) {
+int Program::convert(int input, Precision format, bool row_scale) {
   const Buffer& in = buffers_.at(static_cast<size_t>(input));
   Op op{Kind::kConvert};
   op.input = input;
   op.width = in.cols;
-  op.output = new_activation(format, in.cols);
+  op.output = new_activation(format, in.cols, row_scale);
   ops_.push_back(op);
   return op.output;
 }

@@ -50,8 +50,9 @@ class Program {
   void set_cache(const KvLayout& layout, int layers, int blocks);
 
   int embed(int table);
-  int norm(int input, int vector, float eps, Precision format);
-  int convert(int input, Precision format);
+  // `row_scale`: int8 with one scale a row instead of one a group.
+  int norm(int input, int vector, float eps, Precision format, bool row_scale);
+  int convert(int input, Precision format, bool row_scale);
   int silu_mul(int input, Precision format);
   int linear(int activation, int weight, int residual);  // -1: none
   int gated_linear(int activation, int weight, Precision format);
@@ -115,7 +116,7 @@ class Program {
   };
 
   int new_buffer(int cols, bool selected);
-  int new_activation(Precision format, int cols);
+  int new_activation(Precision format, int cols, bool row_scale = false);
   void run_op(const Op& op, const Batch& batch, int rows, const int32_t* selection);
   void run_rows(const Op& op, const Batch& batch, int begin, int end, const int32_t* selection,
                 int thread, FetchAhead* ahead);

@@ -327,9 +327,11 @@ FetchAhead Program::fetch_ahead(size_t begin, size_t end, int rows, int column_p
   for (size_t i = begin; i < end; ++i) {
     if (ops_[i].kind != Kind::kLinear && ops_[i].kind != Kind::kGated) continue;
     const PackedLinear& weight = weights_[static_cast<size_t>(ops_[i].weight)];
-    steps += int64_t{weight.panels()} * fetch_steps(weight.precision, weight.inputs);
+    const bool row_scale = activations_[static_cast<size_t>(ops_[i].input)].has_row_scale();
+    const int tiles = row_scale ? (rows + 11) / 12 : (rows + 5) / 6;
+    steps += int64_t{weight.panels()} * fetch_steps(weight.precision, weight.inputs) * tiles;
   }
-  steps = steps * ((rows + 5) / 6) / column_parts;
+  steps /= column_parts;
   ahead.base = cache_[static_cast<size_t>(ops_[end].layer)];
   ahead.block_bytes = static_cast<int64_t>(kv_block_bytes(layout_));
   ahead.blocks = context_blocks_.data() + count * part / parts;

@@ -623,9 +623,19 @@ inline vf held(vf x) {
   asm("" : "+v"(x.v));
   return x;
 }
+inline vi held(vi x) {
+  asm("" : "+v"(x.v));
+  return x;
+}
+inline const int8_t* held(const int8_t* p) {
+  asm("" : "+r"(p));
+  return p;
+}
 #else
 inline vbytes held(vbytes x) { return x; }
 inline vf held(vf x) { return x; }
+inline vi held(vi x) { return x; }
+inline const int8_t* held(const int8_t* p) { return p; }
 #endif
 
 // Bits of each lane, the lanes not being negative.

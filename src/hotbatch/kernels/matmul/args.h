@@ -10,8 +10,10 @@
 //         group, quad i lies in the low and quad i+4 in the high nibbles.
 // Activations are quantised at run time to signed bytes, one scale a token and group of K:
 // the integer sum inside a group is exact and groups add up in ascending order, so a row's
-// result does not depend on the rows beside it. One scale a token for all of K would cost
-// several per cent of perplexity.
+// result does not depend on the rows beside it. An int8 layer may also have one scale for all of
+// K: no sum is rescaled on the way, and a tile has registers for twice the rows. A few wide
+// channels then cost several per cent of perplexity, unless they are scaled down and their weights
+// up (executor/channel_scales.py).
 #pragma once
 
 #include <cstdint>
@@ -27,6 +29,9 @@ constexpr int kGroupInt8 = 64;  // activation group where weights are int8
 constexpr int kGroupInt4 = 32;  // ... and int4, whose weights are grouped alike
 constexpr int kInt4GroupBytes = 640;
 constexpr int kMaxInputs = 1 << 15;  // K at most; a row is decoded on the stack when packing
+// Sums over all of a row stay within 32 bits (those under way may wrap around and come back).
+static_assert(int64_t{128} * 127 * kMaxInputs < INT32_MAX,
+              "the integer sums of an int8 layer overflow");
 
 static inline int group_size(Precision precision) {
   return precision == Precision::kInt4 ? kGroupInt4 : kGroupInt8;
@@ -96,6 +101,7 @@ struct Activation {
   int cols = 0;    // K
   int stride = 0;  // K padded
   int groups = 0;  // quantised only
+  int group = 0;   // ... columns that share a scale
   void* data = nullptr;        // float, bfloat16 or int8, [M, stride]
   // A group's scales for all rows lie together, so that a tile finds those of its rows in one
   // cache line, and threads that quantise other groups or other rows write other lines.
@@ -103,6 +109,8 @@ struct Activation {
   float* scales = nullptr;     // [groups, scale_stride]
   int32_t* offsets = nullptr;  // int8: -128 * sum of the group's bytes, [groups, scale_stride]
   float* sums = nullptr;       // int4: scale * sum of the group's bytes, [groups, scale_stride]
+
+  bool has_row_scale() const { return precision == Precision::kInt8 && group == stride; }
 };
 
 // Memory that the next operation will read, fetched in small steps while this one computes: the

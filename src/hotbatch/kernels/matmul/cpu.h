@@ -5,14 +5,17 @@
 // ascending k, whatever stands beside it.
 
 #if defined(__AVX512F__)
-constexpr int kTileRows = 6;        // 12 integer + 12 float accumulators of 32 registers
-constexpr int kTileRowsFloat = 12;  // 24 accumulators
+constexpr int kTileRows = 6;           // 12 integer + 12 float accumulators of 32 registers
+constexpr int kTileRowsRowScale = 12;  // 24 integer accumulators
+constexpr int kTileRowsFloat = 12;     // 24 accumulators
 #else
 constexpr int kTileRows = 2;
+constexpr int kTileRowsRowScale = 2;
 constexpr int kTileRowsFloat = 3;
 #endif
 
-inline int tile_rows(Precision precision) {
+inline int tile_rows(Precision precision, bool row_scale) {
+  if (row_scale) return kTileRowsRowScale;
   const bool floats = precision == Precision::kF32 || precision == Precision::kBf16;
   return floats ? kTileRowsFloat : kTileRows;
 }
@@ -192,11 +195,18 @@ class PanelFetch {
   bool is_near_;
 };
 
-// One group's sums of R rows by a panel. `step` is called before every kStepQuads quads.
+template <int R>
+HB_INLINE void begin_int8(vi (&acc)[R][2], const int32_t* offsets) {
+  HB_UNROLL for (int r = 0; r < R; ++r) {
+    acc[r][0] = held(iset1(offsets[r]));
+    acc[r][1] = held(iset1(offsets[r]));
+  }
+}
+
+// Adds 64 inputs' products of R rows by a panel. `step` is called before every kStepQuads quads.
 template <int R, int kStepQuads, class Step>
-HB_INLINE void sum_group_int8(vi (&acc)[R][2], const uint8_t* w, const int8_t* x, int64_t stride,
-                              const int32_t* offsets, Step step) {
-  HB_UNROLL for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = iset1(offsets[r]);
+HB_INLINE void add_int8(vi (&acc)[R][2], const uint8_t* w, const int8_t* x, int64_t stride,
+                        Step step) {
   HB_UNROLL for (int quad = 0; quad < kGroupInt8 / 4; ++quad) {
     if (quad % kStepQuads == 0) step();
     const vbytes left = held(load_bytes(w + quad * 128));
@@ -209,10 +219,34 @@ HB_INLINE void sum_group_int8(vi (&acc)[R][2], const uint8_t* w, const int8_t* x
   }
 }
 
+// The same for all inputs of R rows. Rows go by a pointer for three, and the loop is of four quads:
+// so pointers stay in registers, and the instructions in their cache.
+template <int R, int kStepQuads, class Step>
+HB_INLINE void add_row_int8(vi (&acc)[R][2], const uint8_t* w, const int8_t* x, int64_t stride,
+                            Step step) {
+  constexpr int kThrees = (R + 2) / 3, kQuads = 4;
+  const int8_t* rows[kThrees];
+  HB_UNROLL for (int i = 0; i < kThrees; ++i) rows[i] = x + 3 * i * stride;
+  const uint8_t* const end = w + kPanel * stride;
+  for (; w < end; w += 4 * kQuads * kPanel) {
+    HB_UNROLL for (int quad = 0; quad < kQuads; ++quad) {
+      if (quad % kStepQuads == 0) step();
+      const vbytes left = held(load_bytes(w + quad * 128));
+      const vbytes right = held(load_bytes(w + quad * 128 + 64));
+      HB_UNROLL for (int r = 0; r < R; ++r) {
+        const int four = four_bytes(rows[r / 3] + r % 3 * stride + quad * 4);
+        acc[r][0] = dot4(acc[r][0], left, four);
+        acc[r][1] = dot4(acc[r][1], right, four);
+      }
+    }
+    HB_UNROLL for (int i = 0; i < kThrees; ++i) rows[i] = held(rows[i] + 4 * kQuads);
+  }
+}
+
 enum class TileFetches { kPanel, kNearPanel, kPanelAndCache };
 
 // `count` tiles of R rows, one below the other.
-template <int R, TileFetches kFetches>
+template <int R, bool kRowScale, TileFetches kFetches>
 void tiles_int8_fetching(const LinearArgs& args, int panel, int row, int count,
                          PanelFetch& fetch) {
   constexpr bool kNear = kFetches == TileFetches::kNearPanel;
@@ -239,20 +273,33 @@ void tiles_int8_fetching(const LinearArgs& args, int panel, int row, int count,
       }
     };
     prefetch_output<R>(args, panel, row);
+    constexpr int kStepQuads = kNear ? 1 : PanelFetch::kNearSteps;
     vf total[R][2];
-    HB_UNROLL for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = zero();
-    for (int g = 0; g < input.groups; ++g) {
+    if constexpr (kRowScale) {
       vi acc[R][2];
-      sum_group_int8<R, kNear ? 1 : PanelFetch::kNearSteps>(acc, w, x, stride, offsets, step);
+      begin_int8<R>(acc, offsets);
+      add_row_int8<R, kStepQuads>(acc, w, x, stride, step);
       HB_UNROLL for (int r = 0; r < R; ++r) {
         const vf scale = set1(scales[r]);
-        total[r][0] = fma(to_float(acc[r][0]), scale, total[r][0]);
-        total[r][1] = fma(to_float(acc[r][1]), scale, total[r][1]);
+        total[r][0] = to_float(acc[r][0]) * scale;
+        total[r][1] = to_float(acc[r][1]) * scale;
       }
-      w += kGroupInt8 * kPanel;
-      x += kGroupInt8;
-      scales += scale_stride;
-      offsets += scale_stride;
+    } else {
+      HB_UNROLL for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = zero();
+      for (int g = 0; g < input.groups; ++g) {
+        vi acc[R][2];
+        begin_int8<R>(acc, offsets);
+        add_int8<R, kStepQuads>(acc, w, x, stride, step);
+        HB_UNROLL for (int r = 0; r < R; ++r) {
+          const vf scale = set1(scales[r]);
+          total[r][0] = fma(to_float(acc[r][0]), scale, total[r][0]);
+          total[r][1] = fma(to_float(acc[r][1]), scale, total[r][1]);
+        }
+        w += kGroupInt8 * kPanel;
+        x += kGroupInt8;
+        scales += scale_stride;
+        offsets += scale_stride;
+      }
     }
     const vf left_scale = load(column_scales), right_scale = load(column_scales + kLanes);
     HB_UNROLL for (int r = 0; r < R; ++r) {
@@ -264,14 +311,14 @@ void tiles_int8_fetching(const LinearArgs& args, int panel, int row, int count,
   }
 }
 
-template <int R>
+template <int R, bool kRowScale>
 void tiles_int8(const LinearArgs& args, int panel, int row, int count, PanelFetch& fetch) {
   if (fetch.is_near()) {
-    tiles_int8_fetching<R, TileFetches::kNearPanel>(args, panel, row, count, fetch);
+    tiles_int8_fetching<R, kRowScale, TileFetches::kNearPanel>(args, panel, row, count, fetch);
   } else if (fetch.has_cache()) {
-    tiles_int8_fetching<R, TileFetches::kPanelAndCache>(args, panel, row, count, fetch);
+    tiles_int8_fetching<R, kRowScale, TileFetches::kPanelAndCache>(args, panel, row, count, fetch);
   } else {
-    tiles_int8_fetching<R, TileFetches::kPanel>(args, panel, row, count, fetch);
+    tiles_int8_fetching<R, kRowScale, TileFetches::kPanel>(args, panel, row, count, fetch);
   }
 }
 
@@ -387,10 +434,15 @@ HB_TILES(f32)
 
 using Tiles = void (*)(const LinearArgs&, int panel, int row, int count, PanelFetch&);
 
-inline Tiles choose_tiles(Precision precision, int rows) {
+inline Tiles choose_tiles(Precision precision, bool row_scale, int rows) {
 #if defined(__AVX512F__)
-  static constexpr Tiles int8[] = {tiles_int8<1>, tiles_int8<2>, tiles_int8<3>, tiles_int8<4>,
-                                  tiles_int8<5>, tiles_int8<6>};
+  static constexpr Tiles int8[] = {tiles_int8<1, false>, tiles_int8<2, false>,
+                                   tiles_int8<3, false>, tiles_int8<4, false>,
+                                   tiles_int8<5, false>, tiles_int8<6, false>};
+  static constexpr Tiles int8_row_scale[] = {
+      tiles_int8<1, true>, tiles_int8<2, true>,  tiles_int8<3, true>,  tiles_int8<4, true>,
+      tiles_int8<5, true>, tiles_int8<6, true>,  tiles_int8<7, true>,  tiles_int8<8, true>,
+      tiles_int8<9, true>, tiles_int8<10, true>, tiles_int8<11, true>, tiles_int8<12, true>};
   static constexpr Tiles int4[] = {tiles_int4<1>, tiles_int4<2>, tiles_int4<3>,
                                   tiles_int4<4>, tiles_int4<5>, tiles_int4<6>};
   static constexpr Tiles bf16[] = {
@@ -400,13 +452,14 @@ inline Tiles choose_tiles(Precision precision, int rows) {
       tiles_f32<1>, tiles_f32<2>, tiles_f32<3>, tiles_f32<4>,  tiles_f32<5>,  tiles_f32<6>,
       tiles_f32<7>, tiles_f32<8>, tiles_f32<9>, tiles_f32<10>, tiles_f32<11>, tiles_f32<12>};
 #else
-  static constexpr Tiles int8[] = {tiles_int8<1>, tiles_int8<2>};
+  static constexpr Tiles int8[] = {tiles_int8<1, false>, tiles_int8<2, false>};
+  static constexpr Tiles int8_row_scale[] = {tiles_int8<1, true>, tiles_int8<2, true>};
   static constexpr Tiles int4[] = {tiles_int4<1>, tiles_int4<2>};
   static constexpr Tiles bf16[] = {tiles_bf16<1>, tiles_bf16<2>, tiles_bf16<3>};
   static constexpr Tiles f32[] = {tiles_f32<1>, tiles_f32<2>, tiles_f32<3>};
 #endif
   switch (precision) {
-    case Precision::kInt8: return int8[rows - 1];
+    case Precision::kInt8: return row_scale ? int8_row_scale[rows - 1] : int8[rows - 1];
     case Precision::kInt4: return int4[rows - 1];
     case Precision::kBf16: return bf16[rows - 1];
     default: return f32[rows - 1];
@@ -421,7 +474,8 @@ constexpr int kStreamingRows = 1;
 // 8 rows go as 4 + 4, not as 6 + 2.
 inline void linear(const LinearArgs& args, int panel, int row_begin, int row_end) {
   const Precision precision = args.weight->precision;
-  const int highest = tile_rows(precision);
+  const bool row_scale = args.input->has_row_scale();
+  const int highest = tile_rows(precision, row_scale);
   const int rows = row_end - row_begin;
   const int tiles = (rows + highest - 1) / highest;
   // One row of int8 uses weights as fast as they come, in order: fetching the rest of a run is
@@ -430,8 +484,10 @@ inline void linear(const LinearArgs& args, int panel, int row_begin, int row_end
                        args.next_panel == args.weight->panel(panel + 1);
   PanelFetch fetch(args, streams ? nullptr : args.next_panel, tiles);
   const int low = rows / tiles, higher = rows % tiles;
-  if (higher > 0) choose_tiles(precision, low + 1)(args, panel, row_begin, higher, fetch);
-  choose_tiles(precision, low)(args, panel, row_begin + higher * (low + 1), tiles - higher, fetch);
+  const int rest = row_begin + higher * (low + 1);
+  if (higher > 0)
+    choose_tiles(precision, row_scale, low + 1)(args, panel, row_begin, higher, fetch);
+  choose_tiles(precision, row_scale, low)(args, panel, rest, tiles - higher, fetch);
 }
 
 // ---- packing, once at load ----

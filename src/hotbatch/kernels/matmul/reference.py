@@ -34,18 +34,20 @@ def linear_int8(
     weight_scales: Tensor,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    group: int = GROUP_INT8,
 ) -> Tensor:
     """`linear` with int8 weights, one scale an output, and activations quantised here, one
-    scale a row and group of 64 inputs. Groups add up in ascending order.
+    scale a row and group of 64 inputs (or of so many as `group` says). Groups add up in ascending
+    order.
 
     weight int8 [N, K] and weight_scales f32 [N] come from `quantize_weight_int8`.
     """
-    values, scales = quantize_activation(x, GROUP_INT8)
+    values, scales = quantize_activation(x, group)
     total = x.new_zeros(x.shape[0], weight.shape[0])
-    for group, columns in enumerate(weight.to(torch.float32).split(GROUP_INT8, dim=1)):
-        first = group * GROUP_INT8
+    for index, columns in enumerate(weight.to(torch.float32).split(group, dim=1)):
+        first = index * group
         exact = values[:, first : first + columns.shape[1]] @ columns.T
-        total = total + exact * scales[:, group, None]
+        total = total + exact * scales[:, index, None]
     return _finish(total * weight_scales, bias, residual)
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cpu_runs import (
+    CONTEXT,
     ISAS,
     KV_DTYPES,
     PRECISIONS,
@@ -34,6 +35,7 @@ from cpu_schedules import Case, cases, run_case
 from hypothesis import HealthCheck, given, settings
 
 from hotbatch.core.policies import Policies
+from hotbatch.executor.channel_scales import trial_tokens
 from hotbatch.executor.cpu_executor import CpuExecutor
 from hotbatch.models.embedded import embedded_model_path
 from hotbatch.models.loader import load_model
@@ -281,7 +283,9 @@ def test_guesses_from_repetition(precision: str, kv_dtype: str, temperature: flo
 def test_a_poisoned_request_harms_nobody_else(precision: str, kv_dtype: str, isa: str) -> None:
     """A token whose embedding is not a number ruins the request that holds it. Neither its
     neighbours in the step nor whoever gets its blocks afterwards may notice."""
-    poison = 7
+    poison = 6
+    # The model would get other weights than the one without poison that it is held against.
+    assert poison not in trial_tokens(VOCABULARY, CONTEXT)
     machine = _poisoned(precision, kv_dtype, isa, poison)
     clean = executor("plain", precision, kv_dtype, isa)
     bad = fields("bad", (*prompt(20), poison, *prompt(20)))

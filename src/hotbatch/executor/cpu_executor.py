@@ -17,6 +17,7 @@ import numpy as np
 from hotbatch.core.errors import InvalidRequestError, ModelLoadError
 from hotbatch.core.plan import StepPlan, StepResult
 from hotbatch.engine.protocol import ExecutorInfo
+from hotbatch.executor.channel_scales import trial_tokens
 from hotbatch.executor.inputs import StepInputs, pack
 from hotbatch.executor.model_work import model_work
 from hotbatch.executor.recorder import ProgramRecorder
@@ -42,8 +43,9 @@ class CpuExecutor:
 
     Args:
         model: as loaded; its weights are packed here and may be dropped afterwards.
-        precision: of weights and products: "int8" (activations in signed bytes, a scale for
-            each group of 64), "int4" (the file's own 4-bit grid where it has one), "bf16", "f32".
+        precision: of weights and products: "int8" (activations in signed bytes, a scale
+            for each row behind a norm, else for each group of 64), "int4" (the file's own 4-bit
+            grid where it has one), "bf16", "f32".
         why_precision: said in the description, where it was not asked for.
         threads: including the engine's own; None for the CPUs this process may use.
         num_blocks: KV blocks of `block_size` tokens.
@@ -83,13 +85,14 @@ class CpuExecutor:
         _check_shape(config)
         self._block_size = block_size
         self._vocab_size = config.vocab_size
+        trial = trial_tokens(config.vocab_size, context)
         self._program = _native.Program(
-            max_rows=max_num_batched_tokens + max_num_seqs,
+            max_rows=max(max_num_batched_tokens + max_num_seqs, len(trial)),
             max_logit_rows=MAX_LOGIT_ROWS,
             threads=threads or usable_cpus(),
             isa=isa or _native.best_isa(),
         )
-        self._program.set_rotary(*rotary_tables(config, max_model_len))
+        self._program.set_rotary(*rotary_tables(config, max(max_model_len, len(trial))))
         self._program.set_cache(
             kv_dtype,
             block_size,
@@ -99,7 +102,13 @@ class CpuExecutor:
             num_blocks,
         )
         self._program.prefault_cache()
-        recorder = ProgramRecorder(self._program, precision, config.num_heads, progress)
+        recorder = ProgramRecorder(
+            self._program,
+            precision,
+            config.num_heads,
+            progress,
+            trial=trial if precision == "int8" else None,
+        )
         self._program.finish(forward(recorder, model.weights, config).buffer)
         self._kept = recorder.kept
         self._program.wait_for_cache(_CACHE_PATIENCE)

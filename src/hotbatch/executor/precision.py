@@ -2,9 +2,10 @@
 
 Of the precisions that keep a model's quality, the one whose products are fastest on this
 machine, measured on the model's own weights with as many rows as a well filled step has. What
-counts as keeping it: bf16 always; int8 with activation scales for each group of 64 (about 1 % of
-perplexity, docs/performance.md); int4 only where the file holds 4-bit blocks, whose grid it
-keeps: rounding finer weights to 4 bits costs a model of this size half its worth.
+counts as keeping it: bf16 always; int8 with activation scales for each row, or each group of 64
+where that would not do (about 1 % of perplexity, docs/performance.md); int4 only where the file
+holds 4-bit blocks, whose grid it keeps: rounding finer weights to 4 bits costs a model of this
+size half its worth.
 
 Of two that are about as fast, the one that comes first in `candidates` is taken: a stopwatch
 would choose another one at each start, and answers differ by it.
@@ -98,7 +99,8 @@ def product_seconds(tensor: RawTensor, precision: str, threads: int) -> float:
     rows = ("F32", table.view(np.uint8), inputs)
     x = program.select(program.embed(program.add_table(rows)))
     weight = program.add_weight(precision, [raw_tuple(part)], None, False)
-    program.finish(program.linear(program.convert(x, precision), weight, -1))
+    # The largest matrix stands behind a norm, so with int8 it usually has one scale a row.
+    program.finish(program.linear(program.convert(x, precision, row_scale=True), weight, -1))
     zeros = np.zeros(FULL_STEP_ROWS, np.int32)
     step = (
         zeros,

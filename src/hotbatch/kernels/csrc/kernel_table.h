@@ -18,6 +18,7 @@ struct KernelTable {
   // matmul/
   void (*linear)(const LinearArgs&, int panel, int row_begin, int row_end);
   void (*pack_linear)(const PackArgs&, int panel);
+  void (*column_squares)(const PackArgs&, int begin, int end, int step, float* sums);
   // norm/, activation/: the rows [begin, end); embedding/: one row
   void (*norm_rows)(const NormArgs&, int begin, int end);
   void (*silu_mul_rows)(const SiluMulArgs&, int begin, int end);

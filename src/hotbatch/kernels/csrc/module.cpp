@@ -81,6 +81,12 @@ RawRows raw_rows(const RawTuple& tuple) {
   return rows;
 }
 
+std::vector<RawRows> stacked(const std::vector<RawTuple>& parts) {
+  std::vector<RawRows> rows;
+  for (const RawTuple& part : parts) rows.push_back(raw_rows(part));
+  return rows;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -90,6 +96,7 @@ NB_MODULE(_native, m) {
   m.def("has_isa", [](const std::string& name) { return kernel_table(name.c_str()) != nullptr; });
 
   m.attr("MAX_LOGPROBS") = kMaxLogprobs;
+  m.attr("INT8_GROUP") = kGroupInt8;
 
   nb::class_<SampleBatch>(m, "SampleBatch", R"(Rows to sample in a step, S of them.
 
@@ -113,13 +120,18 @@ likewise the log-probability and the top log-probabilities.)")
            nb::arg("max_rows"), nb::arg("max_logit_rows"), nb::arg("threads"), nb::arg("isa"))
       .def("add_weight",
            [](Program& self, const std::string& precision, const std::vector<RawTuple>& parts,
-              std::optional<Vector<float>> bias, bool gated) {
-             std::vector<RawRows> rows;
-             for (const auto& part : parts) rows.push_back(raw_rows(part));
+              std::optional<Vector<float>> bias, bool gated,
+              std::optional<Vector<float>> column_scales) {
+             const std::vector<RawRows> rows = stacked(parts);
+             require(!column_scales || (!rows.empty() && static_cast<int>(column_scales->shape(0)) ==
+                                                             rows[0].cols),
+                     "one scale a column");
              nb::gil_scoped_release release;
-             return self.add_weight(precision_of(precision), rows, bias ? bias->data() : nullptr, gated);
+             return self.add_weight(precision_of(precision), rows, bias ? bias->data() : nullptr,
+                                    gated, column_scales ? column_scales->data() : nullptr);
            },
-           nb::arg("precision"), nb::arg("parts"), nb::arg("bias").none(), nb::arg("gated") = false)
+           nb::arg("precision"), nb::arg("parts"), nb::arg("bias").none(), nb::arg("gated") = false,
+           nb::arg("column_scales").none() = nb::none())
       .def("add_vector",
            [](Program& self, Vector<float> values) {
              return self.add_vector(values.data(), static_cast<int>(values.shape(0)));
@@ -170,6 +182,33 @@ likewise the log-probability and the top log-probabilities.)")
       .def("select", &Program::select)
       .def("release", &Program::release, "Nothing later reads this buffer.")
       .def("finish", &Program::finish)
+      .def("set_trial",
+           [](Program& self, Vector<int32_t> tokens) {
+             self.set_trial(tokens.data(), static_cast<int>(tokens.shape(0)));
+           },
+           "One prompt that goes through what is recorded from here on.")
+      .def("try_norm",
+           [](Program& self, int input, Vector<float> weight, float eps, MutableMatrix<float> out) {
+             const int width = self.width(input);
+             require(static_cast<int>(weight.shape(0)) == width &&
+                         static_cast<int>(out.shape(0)) == self.trial_rows() &&
+                         static_cast<int>(out.shape(1)) == width,
+                     "the arrays of try_norm have wrong shapes");
+             nb::gil_scoped_release release;
+             self.try_norm(input, weight.data(), eps, out.data());
+           },
+           "`out`, f32 [tokens, K], receives what a norm of this buffer gives for the tokens tried.")
+      .def("column_squares",
+           [](Program& self, const std::vector<RawTuple>& parts, MutableVector<float> out) {
+             const std::vector<RawRows> rows = stacked(parts);
+             require(!rows.empty() && static_cast<int>(out.shape(0)) == rows[0].cols,
+                     "one number a column");
+             nb::gil_scoped_release release;
+             self.column_squares(rows, out.data());
+           },
+           "`out`, f32 [K], receives the mean square of each input column of stacked tensors; of "
+           "many rows, of a thousand spread evenly.")
+      .def("width", &Program::width, "Numbers in a row of this buffer.")
       .def("copy_blocks",
            [](Program& self, Matrix<int32_t> pairs) {
              nb::gil_scoped_release release;

@@ -24,12 +24,14 @@ Program::Program(const ProgramShape& shape, const char* isa)
       pool_(shape.threads),
       ahead_(static_cast<size_t>(pool_.size())) {
   require(shape.max_rows > 0 && shape.max_logit_rows > 0, "a program needs at least one row");
+  gated_scratch_ =
+      buffers_memory_.take_array<float>(static_cast<size_t>(pool_.size()) * kGatedFloats);
 }
 
 // ---- recording ----
 
 int Program::add_weight(Precision precision, const std::vector<RawRows>& parts, const float* bias,
-                        bool gated) {
+                        bool gated, const float* column_scales) {
   PackedLinear weight;
   weight.precision = precision;
   require(!parts.empty(), "a weight needs at least one tensor");
@@ -41,6 +43,7 @@ int Program::add_weight(Precision precision, const std::vector<RawRows>& parts, 
   weight.gated = gated;
   require(!gated || weight.outputs % kPanel == 0, "gate and up must be multiples of 16 wide");
   require(weight.inputs <= kMaxInputs, "a weight has too many input columns");
+  require(!column_scales || precision == Precision::kInt8, "only int8 columns are scaled");
   const int panels = weight.panels();
   const int64_t bytes = weight.bytes_per_panel() * panels;
   weight.data = weights_memory_.take(static_cast<size_t>(bytes));
@@ -55,7 +58,7 @@ int Program::add_weight(Precision precision, const std::vector<RawRows>& parts, 
     for (int column = 0; column < weight.outputs; ++column)
       weight.bias[column] = bias[weight.source_row(column)];
   }
-  const PackArgs args{&weight, parts.data(), static_cast<int>(parts.size())};
+  const PackArgs args{&weight, parts.data(), static_cast<int>(parts.size()), column_scales};
   const Awake awake(pool_);
   pool_.parallel(panels, [&](int panel, int) { table_->pack_linear(args, panel); });
   weights_.push_back(weight);
@@ -246,6 +249,11 @@ int Program::attention(int input, int layer, int window) {
   op.output = new_buffer(q_heads_ * layout_.head_dim, false);
   const auto same = [window](const WindowWork& w) { return w.window == window; };
   if (std::none_of(windows_.begin(), windows_.end(), same)) windows_.push_back({window, {}, {}});
+  if (!attention_scratch_) {
+    attention_stride_ = round_up(static_cast<int>(attention_scratch_bytes(layout_, q_heads_)), 64);
+    attention_scratch_ =
+        buffers_memory_.take(static_cast<size_t>(pool_.size()) * attention_stride_);
+  }
   ops_.push_back(op);
   return op.output;
 }
@@ -265,12 +273,9 @@ int Program::select(int input) {
 void Program::finish(int logits) {
   require(selecting_, "a program must select the rows whose logits are wanted");
   logits_ = logits;
-  const size_t threads = static_cast<size_t>(pool_.size());
-  attention_stride_ = round_up(static_cast<int>(attention_scratch_bytes(layout_, q_heads_)), 64);
-  attention_scratch_ = buffers_memory_.take(threads * attention_stride_);
+  trial_.reset();
   sample_stride_ = (sample_scratch_bytes(vocabulary()) + 63) / 64 * 64;
-  sample_scratch_ = buffers_memory_.take(threads * sample_stride_);
-  gated_scratch_ = buffers_memory_.take_array<float>(threads * kGatedFloats);
+  sample_scratch_ = buffers_memory_.take(static_cast<size_t>(pool_.size()) * sample_stride_);
 }
 
 int Program::vocabulary() const {

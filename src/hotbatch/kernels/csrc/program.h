@@ -41,9 +41,10 @@ class Program {
   Program(const ProgramShape& shape, const char* isa);
 
   // ---- recording; each returns an id or appends an operation ----
-  // `gated`: the stacked rows are gate and up of an MLP, for gated_linear.
+  // `gated`: the stacked rows are gate and up of an MLP, for gated_linear. `column_scales` [K] or
+  // null: int8 only, input columns are multiplied by them.
   int add_weight(Precision precision, const std::vector<RawRows>& parts, const float* bias,
-                 bool gated);
+                 bool gated, const float* column_scales = nullptr);
   int add_vector(const float* values, int count);
   int add_table(const RawRows& table);
   void set_rotary(const float* cosines, const float* sines, int positions, int half_dim);
@@ -64,6 +65,15 @@ class Program {
   void release(int buffer);
   void finish(int logits);
 
+  // ---- trying out while recording: see program_trial.cpp ----
+  // These tokens, as one prompt, go through whatever is recorded from here on.
+  void set_trial(const int32_t* tokens, int count);
+  int trial_rows() const { return trial_ ? trial_->batch.rows : 0; }
+  // What a norm of this buffer with `weight` [cols] gives for them, f32 [tokens, cols].
+  void try_norm(int input, const float* weight, float eps, float* out);
+  // The mean square of each input column of stacked tensors, f32 [K]; of many rows, of a thousand.
+  void column_squares(const std::vector<RawRows>& parts, float* means);
+
   // ---- running ----
   // Samples every logit row as `sampling` says; copies logits to `logits_out` [S, V] if given.
   // `sampling` has one row a logit row; its logits, vocabulary and scratch are filled in here.
@@ -73,6 +83,7 @@ class Program {
   void prefault_cache();
   bool wait_for_cache(double seconds) { return prefault_.wait(seconds); }
 
+  int width(int buffer) const { return buffers_.at(static_cast<size_t>(buffer)).cols; }
   int vocabulary() const;
   int threads() const { return pool_.size(); }
   // How long a loop of nothing took: steps note it themselves, tests as they like.
@@ -113,6 +124,14 @@ class Program {
     int panels_per_piece = 1, groups = 0, row_chunks = 1;
     int pieces() const { return groups * row_chunks; }
     int first_panel(int piece) const { return piece % groups * panels_per_piece; }
+  };
+
+  struct Trial {
+    std::vector<int32_t> tokens, positions, context, blocks, rows;  // the arrays of `batch`
+    Batch batch;
+    Arena memory;
+    std::vector<uint8_t*> cache;  // all layers in one place: each is done before the next begins
+    size_t done = 0;              // operations
   };
 
   int new_buffer(int cols, bool selected);
@@ -174,6 +193,8 @@ class Program {
   uint8_t* sample_scratch_ = nullptr;
   float* gated_scratch_ = nullptr;
   size_t attention_stride_ = 0, sample_stride_ = 0;
+
+  std::unique_ptr<Trial> trial_;  // until the program is finished
 
   double far_ = 0.0;  // share of recent steps in which threads were far apart
   int64_t weight_bytes_ = 0, cache_bytes_ = 0;

@@ -11,7 +11,7 @@
 // Activations are quantised at run time to signed bytes, one scale a token and group of K:
 // the integer sum inside a group is exact and groups add up in ascending order, so a row's
 // result does not depend on the rows beside it. An int8 layer may also have one scale for all of
-// K: no sum is rescaled on the way, and a tile has registers for twice the rows. A few wide
+// K: no sum is rescaled on the way, and a tile has registers for twice the rows. A few large
 // channels then cost several per cent of perplexity, unless they are scaled down and their weights
 // up (executor/channel_scales.py).
 #pragma once
@@ -165,6 +165,8 @@ struct PackArgs {
   const PackedLinear* target = nullptr;
   const RawRows* parts = nullptr;
   int num_parts = 0;
+  // [K] or null: each input column is multiplied by its own. Not where a file's 4-bit grid is kept.
+  const float* column_scales = nullptr;
 };
 
 }  // namespace hotbatch

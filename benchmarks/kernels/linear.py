@@ -38,6 +38,11 @@ class Layer:
     outputs: int
     copies: int  # layers cycled through, so that weights come from memory as in a model
 
+    @property
+    def has_row_scale(self) -> bool:
+        """Behind a norm, int8 activations have one scale a row."""
+        return self.name in ("qkv", "gate_up", "head")
+
 
 def model_layers(model: str, memory_budget: float) -> list[Layer]:
     config = PRESETS[model]
@@ -83,7 +88,8 @@ class NativeLayer:
         y = x
         for _ in range(layer.copies):
             index = self.program.add_weight(precision, [weight], None)
-            y = self.program.linear(self.program.convert(x, precision), index, -1)
+            form = self.program.convert(x, precision, row_scale=layer.has_row_scale)
+            y = self.program.linear(form, index, -1)
         self.program.finish(y)
         self.program.set_profiling(True)
         self._copies = layer.copies

@@ -53,6 +53,7 @@ def test_ratio_and_agreement(perplexity: ModuleType) -> None:
     )
     assert score.ratio == pytest.approx(math.e) and score.perplexity == pytest.approx(math.e**3)
     assert score.top_agreement == 0.5 and score.tokens_per_second == 1.0
+    assert score.deviation == pytest.approx(math.sqrt(2.0))
 
 
 @pytest.mark.slow
